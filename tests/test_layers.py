@@ -1,0 +1,58 @@
+"""Imports go one way: nodes -> sixbit_core -> kernels. Only nodes may know ComfyUI, only engine diffusers."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+COMFY = {"comfy", "comfy_api", "comfy_extras", "folder_paths", "node_helpers"}
+ENGINE = {"engine", "reference", "diffusers", "transformers"}
+FORBIDDEN = {
+    "kernels": {"sixbit_core", "nodes"} | ENGINE | COMFY,
+    "sixbit_core": {"nodes", "triton"} | ENGINE | COMFY,
+    "engine": {"nodes", "triton"} | COMFY,
+    "reference": {"nodes", "triton", "kernels"} | COMFY,
+}
+
+
+def imported_names(path: Path) -> set[str]:
+    """Top-level names of absolute imports, and the sibling packages that relative ones reach."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").split(".")[0])
+            if not node.module:
+                names |= {alias.name for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("layer", FORBIDDEN)
+def test_imports_go_one_way(layer):
+    files = list((ROOT / layer).rglob("*.py"))
+    assert files, f"no modules in {layer}/"
+    for path in files:
+        assert not imported_names(path) & FORBIDDEN[layer], path
+
+
+def test_triton_stays_in_twins():
+    for layer in ("kernels", "sixbit_core", "engine", "reference"):
+        for path in (ROOT / layer).rglob("*.py"):
+            if not path.name.endswith("_triton.py"):
+                top = ast.parse(path.read_text(encoding="utf-8")).body
+                names = {a.name.split(".")[0] for n in top if isinstance(n, ast.Import) for a in n.names}
+                assert "triton" not in names, path
+
+
+def test_no_pickle_and_no_top_level_leaks():
+    for path in ROOT.rglob("*.py"):
+        parts = path.relative_to(ROOT).parts
+        if parts[0].startswith(".") or parts[0] in {"tests", "build", "out"}:
+            continue
+        names = imported_names(path)
+        assert not names & {"pickle", "dill", "cloudpickle"}, path
+        source = path.read_text(encoding="utf-8")
+        assert "torch.save(" not in source and "torch.load(" not in source, path
+        assert "sys.path.insert" not in source and "sys.path.append" not in source, path
