@@ -1,0 +1,37 @@
+"""Number formats and fused operations: float32 references in plain PyTorch, and faster twins of them.
+
+Every op is an `Op` (see `dispatch`): calling it runs the first twin that can take the arguments, else the
+reference. Without Triton everything here imports and the references serve.
+"""
+
+from __future__ import annotations
+
+from .cast import cast_nvfp4_to_int8
+from .delta import apply_delta
+from .dispatch import Op, use_backend
+from .hadamard import block_hadamard, hadamard_block_size, hadamard_quantize_int8, hadamard_quantize_nvfp4
+from .int8 import quantize_int8
+from .linear import linear_w4a4, linear_w4a8, linear_w4a16
+from .measures import block_measures, outlier_ratio
+from .nvfp4 import dequantize_nvfp4, quantize_nvfp4, tile_scales, untile_scales
+
+__all__ = [
+    "Op",
+    "apply_delta",
+    "block_hadamard",
+    "block_measures",
+    "cast_nvfp4_to_int8",
+    "dequantize_nvfp4",
+    "hadamard_block_size",
+    "hadamard_quantize_int8",
+    "hadamard_quantize_nvfp4",
+    "linear_w4a4",
+    "linear_w4a8",
+    "linear_w4a16",
+    "outlier_ratio",
+    "quantize_int8",
+    "quantize_nvfp4",
+    "tile_scales",
+    "untile_scales",
+    "use_backend",
+]

@@ -1,0 +1,64 @@
+"""Checks of arguments that several ops share. One line each: what was needed, what came, what to do."""
+
+from __future__ import annotations
+
+import torch
+
+FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+NVFP4_BLOCK = 16
+
+
+def check_float(name: str, x: torch.Tensor, ndim: int | None) -> None:
+    """Refuse `x` unless it is a float16, bfloat16 or float32 tensor of `ndim` dimensions (None: any >= 1).
+
+    Raises:
+        ValueError: if it is not.
+    """
+    if x.dtype not in FLOAT_DTYPES or x.ndim == 0 or (ndim is not None and x.ndim != ndim):
+        rank = "an" if ndim is None else f"a {ndim}-D"
+        raise ValueError(f"{name} needs {rank} float16, bfloat16 or float32 tensor, got {describe(x)}")
+
+
+def check_nvfp4_columns(name: str, columns: int) -> None:
+    """Refuse a row length that NVFP4 cannot hold.
+
+    Raises:
+        ValueError: unless `columns` is a positive multiple of 16.
+    """
+    if columns == 0 or columns % NVFP4_BLOCK:
+        raise ValueError(f"{name} needs K to be a positive multiple of {NVFP4_BLOCK}, got K = {columns}")
+
+
+def check_nvfp4(name: str, data: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor) -> None:
+    """Refuse an NVFP4 triple whose types or shapes do not belong together.
+
+    Raises:
+        ValueError: unless `data` is (N, K/2) uint8, `scale` (N, K/16) float8_e4m3fn and `global_scale`
+            float32 of shape () or (N, 1).
+    """
+    if data.dtype != torch.uint8 or data.ndim != 2:
+        raise ValueError(f"{name} needs data as a 2-D uint8 tensor, two values a byte, got {describe(data)}")
+    rows, columns = data.shape[0], data.shape[1] * 2
+    check_nvfp4_columns(name, columns)
+    if scale.dtype != torch.float8_e4m3fn or scale.shape != (rows, columns // NVFP4_BLOCK):
+        expected = (rows, columns // NVFP4_BLOCK)
+        raise ValueError(f"{name} needs scale as row-major float8_e4m3fn {expected}, got {describe(scale)}")
+    if global_scale.dtype != torch.float32 or global_scale.shape not in ((), (rows, 1)):
+        raise ValueError(
+            f"{name} needs global_scale as float32 () or {(rows, 1)}, got {describe(global_scale)}"
+        )
+
+
+def check_block(name: str, columns: int, block: int) -> None:
+    """Refuse a Hadamard block that cannot tile a row of `columns` values; 0 and 1 mean no rotation.
+
+    Raises:
+        ValueError: unless `block` is 0 or a power of two that divides `columns`.
+    """
+    if block < 0 or block & (block - 1) or (block and columns % block):
+        raise ValueError(f"{name} needs a power of two that divides K = {columns} as block, got {block}")
+
+
+def describe(x: torch.Tensor) -> str:
+    """Shape and dtype for an error message."""
+    return f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
