@@ -1,0 +1,285 @@
+"""Open a checkpoint, whatever shape it comes in, and check it before anything is loaded.
+
+A diffusers folder (of a pipeline or of its transformer), a shard index, or one
+safetensors file with diffusers or native names, plain or quantized: all become a
+`Checkpoint` with native names, whose family was found by its tensors, whose tensors are
+all there and of the right shape, and are read one by one when asked for.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from .families import ModelFamily, Shape, find_family, to_native
+from .fingerprint import fingerprint, sample_range
+from .quantized import (
+    COMPANIONS,
+    PLAIN_FORMAT,
+    ROTATED_FORMAT,
+    QuantizedWeight,
+    read_mark,
+    tiled_shape,
+)
+from .safetensors_file import CheckpointError, TensorInfo, read_bytes, read_header, read_tensor
+
+__all__ = ["Checkpoint", "CheckpointError", "open_checkpoint"]
+
+_PREFIXES = ("model.diffusion_model.", "diffusion_model.")
+_PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
+_PICKLE_LINE = "holds pickled weights, which can run code and are not read; get its .safetensors version"
+_INDEX = "*.safetensors.index.json"
+_EXTRAS = (*COMPANIONS, "input_scale", "pre_quant_scale")
+_NVFP4 = (PLAIN_FORMAT, ROTATED_FORMAT)
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """An opened checkpoint. Holds no tensor and no open file.
+
+    Attributes:
+        path: what was opened.
+        family: found by the tensors.
+        metadata: of the file, or of the first shard.
+        config: config.json beside the weights, or the one a quantized copy carries; None without.
+        infos: native name -> place in a file, as stored.
+        shapes: native name -> shape as unquantized, without the companions of quantized layers.
+        formats: layer -> its comfy_quant entry, for the quantized ones.
+    """
+
+    path: Path
+    family: ModelFamily
+    metadata: Mapping[str, str]
+    config: dict[str, object] | None
+    infos: Mapping[str, TensorInfo]
+    shapes: Mapping[str, Shape]
+    formats: Mapping[str, Mapping[str, object]]
+
+    def keys(self) -> tuple[str, ...]:
+        """Native names of all stored tensors."""
+        return tuple(self.infos)
+
+    def shape(self, name: str) -> Shape:
+        """Shape as stored."""
+        return self._info(name).shape
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Type as stored."""
+        return self._info(name).dtype
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The tensor as stored, read now, on the CPU."""
+        return read_tensor(self._info(name))
+
+    def quantized(self, layer: str) -> QuantizedWeight:
+        """The NVFP4 weight of a quantized layer ("blocks.0.q").
+
+        Raises:
+            CheckpointError: the layer is not quantized, or in another way.
+        """
+        if layer not in self.formats:
+            raise CheckpointError(f"{self.path}: {layer} is not quantized; read {layer}.weight")
+        if f"{layer}.pre_quant_scale" in self.infos:
+            raise CheckpointError(
+                f"{self.path}: {layer} was quantized with smoothing, which is not supported; "
+                "quantize the original checkpoint with `sixbit quantize`"
+            )
+        try:
+            return QuantizedWeight.from_state_dict(self.tensor, layer)
+        except ValueError as error:
+            raise CheckpointError(f"{self.path}: {error}") from error
+
+    @property
+    def is_quantized(self) -> bool:
+        return bool(self.formats)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all stored tensors."""
+        return sum(info.nbytes for info in self.infos.values())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """See `fingerprint`; that of the source where a quantized copy stores it."""
+        stored = self.metadata.get("sixbit_fingerprint")
+        if stored and self.is_quantized:
+            return stored
+        shapes = {name: info.shape for name, info in self.infos.items()}
+        return fingerprint(shapes, self._sample)
+
+    def _sample(self, name: str) -> bytes:
+        info = self.infos[name]
+        return bytes(read_bytes(info, *sample_range(info.nbytes)))
+
+    def _info(self, name: str) -> TensorInfo:
+        if name not in self.infos:
+            raise CheckpointError(f"{self.path}: {name} is missing")
+        return self.infos[name]
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Open and check a checkpoint; reads headers only.
+
+    Args:
+        path: a diffusers pipeline or transformer folder, a `….safetensors.index.json`, or a
+            safetensors file with diffusers or native names, bare or under a known prefix.
+
+    Raises:
+        CheckpointError: one line that names the file or tensor and what to do.
+    """
+    path = Path(path)
+    infos, metadata, config = _collected(path)
+    infos = {to_native(name): info for name, info in _unprefixed(infos).items()}
+    formats = _formats(path, infos, metadata)
+    try:
+        shapes = _logical_shapes(infos, formats)
+        family = find_family(shapes)
+        _check(family, shapes)
+        if "sixbit_config" in metadata:
+            config = json.loads(metadata["sixbit_config"])
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    return Checkpoint(path, family, metadata, config, infos, shapes, formats)
+
+
+Collected = tuple[dict[str, TensorInfo], dict[str, str], dict[str, object] | None]
+
+
+def _collected(path: Path) -> Collected:
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist; give a checkpoint file or folder")
+    if path.is_dir():
+        return _from_folder(path)
+    if path.suffix.lower() in _PICKLES:
+        raise CheckpointError(f"{path} {_PICKLE_LINE}")
+    if path.name.endswith(_INDEX[1:]):
+        return (*_from_index(path), _config(path.parent))
+    shard = re.fullmatch(r"(.+)-\d{5}-of-(\d{5})\.safetensors", path.name)
+    if shard and int(shard[2]) > 1:
+        raise CheckpointError(f"{path} is one shard of {int(shard[2])}; give the folder it is in")
+    infos, metadata = read_header(path)
+    beside = path.name.startswith("diffusion_pytorch_model")
+    return infos, metadata, _config(path.parent) if beside else None
+
+
+def _from_folder(folder: Path) -> Collected:
+    if (folder / "transformer").is_dir():
+        folder = folder / "transformer"
+    if indices := sorted(folder.glob(_INDEX)):
+        return (*_from_index(indices[0]), _config(folder))
+    files = sorted(p for p in folder.glob("*.safetensors") if not p.name.startswith("."))
+    if not files:
+        pickled = next((p for p in sorted(folder.iterdir()) if p.suffix.lower() in _PICKLES), None)
+        if pickled:
+            raise CheckpointError(f"{pickled} {_PICKLE_LINE}")
+        raise CheckpointError(
+            f"{folder} holds no .safetensors file; give a folder with a CogVideoX transformer"
+        )
+    if len(files) > 1:
+        raise CheckpointError(
+            f"{folder} holds {len(files)} .safetensors files and no index; "
+            "give one of the files, or download the missing …safetensors.index.json"
+        )
+    return (*read_header(files[0]), _config(folder))
+
+
+def _from_index(index: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    weight_map = _json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index} is no shard index: it has no weight_map; download it again")
+    infos: dict[str, TensorInfo] = {}
+    metadata: dict[str, str] = {}
+    for shard in sorted(set(map(str, weight_map.values()))):
+        file = index.parent / Path(shard).name
+        if not file.exists():
+            raise CheckpointError(f"shard {file} is missing; download it")
+        tensors, found = read_header(file)
+        metadata = metadata or found
+        for name in (n for n, s in weight_map.items() if s == shard):
+            if name not in tensors:
+                raise CheckpointError(f"{file}: {name} is missing, which {index.name} puts there")
+            infos[name] = tensors[name]
+    return infos, metadata
+
+
+def _json(path: Path) -> dict[str, object]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is no readable JSON; download it again") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds no JSON object; download it again")
+    return content
+
+
+def _config(folder: Path) -> dict[str, object] | None:
+    file = folder / "config.json"
+    if not file.exists():
+        return None
+    return {key: value for key, value in _json(file).items() if not key.startswith("_")}
+
+
+def _unprefixed(infos: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """Without the prefix of a full checkpoint, and without what is outside it (VAE, text encoder)."""
+    for prefix in _PREFIXES:
+        inside = {n[len(prefix) :]: info for n, info in infos.items() if n.startswith(prefix)}
+        if inside:
+            return inside
+    return infos
+
+
+def _formats(
+    path: Path, infos: Mapping[str, TensorInfo], metadata: Mapping[str, str]
+) -> dict[str, dict[str, object]]:
+    formats: dict[str, dict[str, object]] = {}
+    try:
+        listed = json.loads(metadata.get("_quantization_metadata", "{}")).get("layers", {})
+        for name, mark in listed.items():
+            bare = next((name[len(p) :] for p in _PREFIXES if name.startswith(p)), name)
+            formats[to_native(bare)] = dict(mark)
+        for name, info in infos.items():
+            if name.endswith(".comfy_quant"):
+                formats[name.removesuffix(".comfy_quant")] = read_mark(read_tensor(info))
+    except (ValueError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{path}: its quantization entries are damaged; download it again") from error
+    return formats
+
+
+def _logical_shapes(infos: Mapping[str, TensorInfo], formats: Mapping[str, Mapping]) -> dict[str, Shape]:
+    hidden = {f"{layer}.{extra}" for layer in formats for extra in _EXTRAS}
+    shapes = {name: info.shape for name, info in infos.items() if name not in hidden}
+    for layer, mark in formats.items():
+        if mark.get("format") not in _NVFP4:
+            continue
+        for name in (f"{layer}.{part}" for part in ("weight", "weight_scale", "weight_scale_2")):
+            if name not in infos:
+                raise ValueError(f"{name} is missing; quantize or download the file again")
+        stored, scales = infos[f"{layer}.weight"], infos[f"{layer}.weight_scale"]
+        if stored.dtype != torch.uint8 or len(stored.shape) != 2:
+            raise ValueError(f"{layer}.weight must be 2-D uint8, is {stored.dtype} {stored.shape}")
+        rows, columns = stored.shape[0], 2 * stored.shape[1]
+        shapes[f"{layer}.weight"] = (rows, columns)
+        if scales.shape != tiled_shape(rows, columns):
+            raise ValueError(f"{layer}.weight_scale is {scales.shape}, needs {tiled_shape(rows, columns)}")
+    return shapes
+
+
+def _check(family: ModelFamily, shapes: Mapping[str, Shape]) -> None:
+    """Every tensor is there, of the right shape, and none is unknown."""
+    needed = family.tensor_shapes()
+    known = {**family.optional_shapes(), **needed}
+    missing = [name for name in needed if name not in shapes]
+    if missing:
+        others = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise ValueError(f"{missing[0]}{others} is missing for {family.label}; download it again")
+    for name, shape in shapes.items():
+        if name not in known:
+            raise ValueError(f"{name} is not part of {family.label}; this variant is not supported")
+        if len(shape) != len(known[name]) or any(
+            w not in (-1, n) for n, w in zip(shape, known[name], strict=True)
+        ):
+            raise ValueError(f"{name} is {list(shape)}, {family.label} needs {list(known[name])}")
