@@ -1,0 +1,252 @@
+"""Quantize a CogVideoX checkpoint to NVFP4, one tensor at a time, in memory or into a file.
+
+Block Linears and adaLN Linears become NVFP4. Block Linears are stored rotated by the block
+Hadamard that their INT8 activations need; adaLN Linears read one row and are never rotated.
+All else is copied in its precision; float32 goes to the precision the family was published in.
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from . import VERSION
+from .checkpoint import Checkpoint, CheckpointError, open_checkpoint
+from .families import ModelFamily
+from .provenance import source_licence, source_name
+from .quantize_weight import QuantizeConfig, quantize_group, quantize_linear
+from .quantized import QuantizedWeight, file_entries
+from .safetensors_file import StreamWriter
+
+__all__ = [
+    "QuantizeConfig",
+    "QuantizeSummary",
+    "quantize_checkpoint",
+    "quantize_group",
+    "quantize_linear",
+    "quantize_tensors",
+]
+
+_PLAIN = (torch.bfloat16, torch.float16, torch.float32)
+
+Progress = Callable[[int, int, str], None]  # (source bytes done, in all, what was just done)
+
+
+@dataclass(frozen=True)
+class QuantizeSummary:
+    """What `quantize_checkpoint` did.
+
+    Attributes:
+        target: the file written.
+        family: of the model.
+        layers, rotated: quantized layers, and how many of them are rotated.
+        source_bytes, target_bytes: tensor bytes of the source, size of the file.
+        seconds: wall time.
+    """
+
+    target: Path
+    family: str
+    layers: int
+    rotated: int
+    source_bytes: int
+    target_bytes: int
+    seconds: float
+
+
+def quantize_checkpoint(
+    source: str | Path,
+    target: str | Path,
+    config: QuantizeConfig,
+    progress: Progress | None = None,
+    inputs: Mapping[str, torch.Tensor] | None = None,
+    device: torch.device | str = "cpu",
+) -> QuantizeSummary:
+    """Write a quantized copy of a checkpoint as one safetensors file in ComfyUI's layout, native names.
+
+    Holds one group of layers in memory at a time. The target appears when it is complete;
+    an error or an interruption leaves what was there before.
+
+    Args:
+        source: what `open_checkpoint` takes.
+        target: a path ending in .safetensors, in an existing folder.
+        progress: called after each layer or tensor.
+        inputs, device: as in `quantize_tensors`.
+
+    Raises:
+        CheckpointError: one line that says what is wrong with source, target or disk.
+    """
+    begin = time.monotonic()
+    source, target = Path(source), Path(target)
+    _check_target(source, target, config)
+    checkpoint = open_checkpoint(source)
+    check_plain(checkpoint)
+    writer = StreamWriter(target, planned_entries(checkpoint), _metadata(checkpoint, config))
+    free = shutil.disk_usage(target.parent).free
+    if free < writer.nbytes:
+        raise CheckpointError(
+            f"{target.parent} has {free / 1e9:.2f} GB free, {writer.nbytes / 1e9:.2f} GB are needed; "
+            "free some space or choose another folder"
+        )
+    total, done, layers, rotated = checkpoint.nbytes, 0, 0, 0
+    with writer:
+        for name, item in quantize_tensors(checkpoint, config, inputs, device):
+            if isinstance(item, QuantizedWeight):
+                layers, rotated = layers + 1, rotated + item.rotated
+                done += checkpoint.infos[f"{name}.weight"].nbytes
+                for key, tensor in item.state_dict(name).items():
+                    writer.write(key, tensor)
+            else:
+                done += checkpoint.infos[name].nbytes
+                writer.write(name, item)
+            if progress is not None:
+                progress(done, total, name)
+    seconds = time.monotonic() - begin
+    return QuantizeSummary(
+        target, checkpoint.family.name, layers, rotated, checkpoint.nbytes, writer.nbytes, seconds
+    )
+
+
+def _check_target(source: Path, target: Path, config: QuantizeConfig) -> None:
+    if target.suffix != ".safetensors":
+        raise CheckpointError(f"{target} must end in .safetensors")
+    if not target.parent.is_dir():
+        raise CheckpointError(f"the folder {target.parent} does not exist; create it first")
+    if target.is_dir():
+        raise CheckpointError(f"{target} is a folder; give a file name in it")
+    held = target.resolve()
+    if source.exists() and held in {source.resolve(), *(p.resolve() for p in _weight_files(source))}:
+        raise CheckpointError(f"{target} is the source itself; choose another name")
+    if target.exists() and not config.force:
+        raise CheckpointError(f"{target} exists; choose another name, or replace it with --force")
+
+
+def _weight_files(source: Path) -> list[Path]:
+    folder = source if source.is_dir() else source.parent
+    if source.is_file() and not source.name.endswith(".index.json"):
+        return [source]
+    return [*folder.glob("*.safetensors"), *folder.glob("transformer/*.safetensors")]
+
+
+def _metadata(checkpoint: Checkpoint, config: QuantizeConfig) -> dict[str, str]:
+    return {
+        "format": "pt",
+        "sixbit_source": source_name(checkpoint),
+        "sixbit_fingerprint": checkpoint.fingerprint,
+        "sixbit_licence": source_licence(checkpoint),
+        "sixbit_method": config.method,
+        "sixbit_version": VERSION,
+        "sixbit_family": checkpoint.family.name,
+        "sixbit_config": config_json(checkpoint),
+    }
+
+
+def planned_entries(checkpoint: Checkpoint) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
+    """Names, types and shapes of the quantized copy's tensors, in the order they are written.
+
+    Raises:
+        CheckpointError: a layer whose size NVFP4 cannot take.
+    """
+    entries: list[tuple[str, torch.dtype, tuple[int, ...]]] = []
+    try:
+        for layers, _ in layer_groups(checkpoint.family):
+            for layer in layers:
+                entries += file_entries(layer, *checkpoint.shapes[f"{layer}.weight"])
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error
+    for name in copied_names(checkpoint):
+        entries.append((name, copied_dtype(checkpoint, name), checkpoint.shapes[name]))
+    return entries
+
+
+def layer_groups(family: ModelFamily) -> Iterator[tuple[tuple[str, ...], bool]]:
+    """Layers to quantize, in order: those that share a global scale together, and whether they may rotate."""
+    for n in range(family.layers):
+        block = f"{family.blocks}.{n}"
+        yield tuple(f"{block}.{kind}" for kind in family.shared_input), True
+        for kind in family.linears:
+            if kind not in family.shared_input:
+                yield (f"{block}.{kind}",), True
+    for layer in family.modulation_layers():
+        yield (layer,), False
+
+
+def copied_names(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Tensors that are copied, not quantized, in order."""
+    quantized = {f"{layer}.weight" for layers, _ in layer_groups(checkpoint.family) for layer in layers}
+    return tuple(name for name in checkpoint.infos if name not in quantized)
+
+
+def copied_dtype(checkpoint: Checkpoint, name: str) -> torch.dtype:
+    """Type that a tensor is copied in: its own, float32 in the family's published precision."""
+    dtype = checkpoint.dtype(name)
+    return getattr(torch, checkpoint.family.native_dtype) if dtype == torch.float32 else dtype
+
+
+def quantize_tensors(
+    checkpoint: Checkpoint,
+    config: QuantizeConfig,
+    inputs: Mapping[str, torch.Tensor] | None = None,
+    device: torch.device | str = "cpu",
+) -> Iterator[tuple[str, QuantizedWeight | torch.Tensor]]:
+    """Quantize a checkpoint in memory, one group of layers at a time.
+
+    Args:
+        checkpoint: an unquantized one.
+        config: method and rotation.
+        inputs: layer -> (n, K) sample inputs, for rotation "auto"; of a group, the first layer's count.
+        device: where the work is done and the result lies.
+
+    Yields:
+        (layer, QuantizedWeight) in the order of `layer_groups`, then (tensor name, tensor) copied.
+
+    Raises:
+        CheckpointError: already quantized, or a tensor of another type or with NaN or Inf.
+    """
+    check_plain(checkpoint)
+    upright = replace(config, rotation="off")
+    for layers, may_rotate in layer_groups(checkpoint.family):
+        weights = [_finite(checkpoint, f"{layer}.weight", device) for layer in layers]
+        samples = inputs.get(layers[0]) if inputs and may_rotate else None
+        try:
+            group = quantize_group(weights, config if may_rotate else upright, inputs=samples)
+        except ValueError as error:
+            raise CheckpointError(f"{checkpoint.path}: {layers[0]} cannot be quantized: {error}") from error
+        del weights
+        yield from zip(layers, group, strict=True)
+    for name in copied_names(checkpoint):
+        yield name, _finite(checkpoint, name, device, copied_dtype(checkpoint, name))
+
+
+def check_plain(checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint that cannot be a source; reads no tensor.
+
+    Raises:
+        CheckpointError: quantized already, or a tensor that is not bf16, fp16 or fp32.
+    """
+    if checkpoint.is_quantized:
+        raise CheckpointError(f"{checkpoint.path} is quantized already; give the original checkpoint")
+    for name in checkpoint.infos:
+        if checkpoint.dtype(name) not in _PLAIN:
+            raise CheckpointError(
+                f"{checkpoint.path}: {name} is {str(checkpoint.dtype(name)).removeprefix('torch.')}; "
+                "needed is a checkpoint in bf16, fp16 or fp32"
+            )
+
+
+def _finite(
+    checkpoint: Checkpoint, name: str, device: torch.device | str, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    tensor = checkpoint.tensor(name).to(device=device, dtype=dtype)
+    if not torch.isfinite(tensor).all():
+        raise CheckpointError(f"{checkpoint.path}: {name} holds NaN or Inf; download the checkpoint again")
+    return tensor
+
+
+def config_json(checkpoint: Checkpoint) -> str:
+    """The diffusers configuration of a checkpoint, for the metadata of its quantized copy."""
+    inferred = checkpoint.family.diffusers_config(checkpoint.shapes)
+    return json.dumps({**inferred, **(checkpoint.config or {})}, sort_keys=True)

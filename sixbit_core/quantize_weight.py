@@ -1,0 +1,121 @@
+"""Quantize the weights of Linears to NVFP4: what is asked for, and one group of layers.
+
+    W' = H(W),   global_scale = max|W'| / (448·6) over all W' of the group,   (data, scale) = NVFP4(W')
+
+Block scales are found by least squared error (method "search") or by rounding to nearest
+("rtn"). A group is what reads one input: q, k and v of a block share rotation and global
+scale, so that they can run as one product.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..kernels import block_hadamard, hadamard_block_size, linear_w4a8, quantize_nvfp4
+from .quantized import QuantizedWeight
+
+METHODS = {"search": "search", "rtn": "nearest"}  # what people ask for -> rounding of the kernel
+ROTATIONS = ("auto", "on", "off")
+_GLOBAL_RANGE = 448.0 * 6.0  # largest E4M3 scale times largest E2M1 value
+_SMALLEST_SCALE = 2.0**-126
+
+
+@dataclass(frozen=True)
+class QuantizeConfig:
+    """How a checkpoint is quantized.
+
+    Attributes:
+        method: "search" tries eight scales a block, "rtn" takes the nearest.
+        rotation: "on" and "off" for all block Linears; "auto" chooses by the output error of a
+            W4A8 Linear where sample inputs are given, and rotates where none are.
+        compatible: nothing rotated, so that a host which knows plain NVFP4 reads the file.
+        force: replace an existing target.
+    """
+
+    method: str = "search"
+    rotation: str = "auto"
+    compatible: bool = False
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if self.method == "gptq":
+            raise ValueError("method gptq is not available yet; use search, which needs no calibration data")
+        if self.method not in METHODS:
+            raise ValueError(f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
+        if self.rotation not in ROTATIONS:
+            raise ValueError(f"rotation must be one of {', '.join(ROTATIONS)}, got {self.rotation!r}")
+        if self.compatible and self.rotation == "on":
+            raise ValueError("a compatible file holds no rotated layer; leave rotation at auto or off")
+
+    @property
+    def rotates(self) -> bool:
+        """Whether block Linears may be rotated at all."""
+        return self.rotation != "off" and not self.compatible
+
+
+def quantize_linear(
+    weight: torch.Tensor,
+    config: QuantizeConfig,
+    shared_global: torch.Tensor | None = None,
+    inputs: torch.Tensor | None = None,
+) -> QuantizedWeight:
+    """Quantize the weight of one Linear.
+
+    Args:
+        weight: (N, K) float16, bfloat16 or float32, finite; K a multiple of 16.
+        shared_global: float32 () global scale to use instead of the weight's own (as rotated).
+        inputs: (n, K) sample inputs, for rotation "auto".
+
+    Raises:
+        ValueError: wrong type, rank or K.
+    """
+    return quantize_group([weight], config, shared_global, inputs)[0]
+
+
+def quantize_group(
+    weights: Sequence[torch.Tensor],
+    config: QuantizeConfig,
+    shared_global: torch.Tensor | None = None,
+    inputs: torch.Tensor | None = None,
+) -> list[QuantizedWeight]:
+    """Quantize Linears that read one input: one global scale and one rotation for all.
+
+    Args:
+        weights: each (N, K), one K.
+        config, shared_global, inputs: as in `quantize_linear`.
+    """
+    size = hadamard_block_size(weights[0].shape[1]) if config.rotates else 0
+    rotated = _encoded(weights, size, config, shared_global)
+    if size <= 1 or config.rotation != "auto" or inputs is None:
+        return rotated
+    plain = _encoded(weights, 0, config, shared_global)
+    inputs = inputs.to(weights[0].device, torch.float32)
+    return min(rotated, plain, key=lambda group: _w4a8_error(weights, group, inputs))
+
+
+def _encoded(
+    weights: Sequence[torch.Tensor], size: int, config: QuantizeConfig, shared_global: torch.Tensor | None
+) -> list[QuantizedWeight]:
+    turned = [block_hadamard(w.float(), size) if size > 1 else w.float() for w in weights]
+    if shared_global is None:
+        amax = torch.stack([w.abs().amax() for w in turned]).amax()
+        shared_global = amax / torch.full_like(amax, _GLOBAL_RANGE)
+        shared_global = torch.where(shared_global >= _SMALLEST_SCALE, shared_global, 1.0)
+    codes = (quantize_nvfp4(w, METHODS[config.method], global_scale=shared_global) for w in turned)
+    return [
+        QuantizedWeight(data, scale, global_scale, *weight.shape, hadamard=size if size > 1 else 0)
+        for weight, (data, scale, global_scale) in zip(weights, codes, strict=True)
+    ]
+
+
+def _w4a8_error(
+    weights: Sequence[torch.Tensor], group: Sequence[QuantizedWeight], inputs: torch.Tensor
+) -> float:
+    """Squared error of the outputs of W4A8 Linears, summed over the group."""
+    total = 0.0
+    for weight, quantized in zip(weights, group, strict=True):
+        exact = inputs @ weight.float().T
+        args = (quantized.data, quantized.scale, quantized.global_scale)
+        total += float((linear_w4a8(inputs, *args, hadamard=quantized.hadamard) - exact).square().sum())
+    return total
