@@ -1,0 +1,201 @@
+"""Temporal delta cache: the residual Δ = Y − X of a block, kept per block and stream for a later step.
+
+One Δ per block and stream is enough: the change r = ‖Δ_new − Δ_old‖₂ / ‖Δ_old‖₂ needs the older one only
+while the newer is made. Source: 6Bit-Diffusion (arXiv 2603.18742), TDC.
+
+Where Δ waits is a row of `CODECS`: as it comes ("gpu"), rounded to INT8 or NVFP4 row by row, or in host
+memory. A rounded Δ is off by its rounding error q, which would pass for change: q is measured when Δ is
+stored and taken out, r = sqrt(max(r_measured² − q², 0)), since rounding errors do not correlate with Δ.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import torch
+
+from ..kernels import apply_delta, block_measures, dequantize_nvfp4, quantize_int8, quantize_nvfp4
+from .layout import Stream
+
+Payload = tuple[torch.Tensor, ...]
+Shape = tuple[int, int, int]  # video tokens, text tokens, width
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How Δ, (rows, width), is kept: to a payload and back, and the bytes of one row."""
+
+    encode: Callable[[torch.Tensor], Payload]
+    decode: Callable[[Payload, torch.dtype, torch.device], torch.Tensor]
+    row_bytes: Callable[[int, int], int]  # (width, bytes of one input value)
+    exact: bool
+
+
+CODECS: dict[str, Codec] = {
+    "gpu": Codec(
+        encode=lambda delta: (delta,),
+        decode=lambda payload, dtype, device: payload[0],
+        row_bytes=lambda width, itemsize: width * itemsize,
+        exact=True,
+    ),
+    "gpu-int8": Codec(
+        encode=quantize_int8,
+        decode=lambda payload, dtype, device: (payload[0] * payload[1]).to(dtype),
+        row_bytes=lambda width, itemsize: width + 4,
+        exact=False,
+    ),
+    "gpu-nvfp4": Codec(
+        encode=lambda delta: quantize_nvfp4(delta, per_row=True),
+        decode=lambda payload, dtype, device: dequantize_nvfp4(*payload, dtype=dtype),
+        row_bytes=lambda width, itemsize: width // 2 + width // 16 + 4,
+        exact=False,
+    ),
+    "host": Codec(
+        encode=lambda delta: (_to_host(delta),),
+        decode=lambda payload, dtype, device: payload[0].to(device, non_blocking=True),
+        row_bytes=lambda width, itemsize: width * itemsize,
+        exact=True,
+    ),
+}
+
+
+def resolve_location(location: str) -> str:
+    """Settle "auto": the GPU for now; a choice by free memory belongs here."""
+    return "gpu" if location == "auto" else location
+
+
+def bytes_needed(
+    location: str, tokens: int, width: int, blocks: int, streams: int, dtype: torch.dtype
+) -> int:
+    """Bytes that a full cache takes.
+
+    Args:
+        location: one of `config.CACHE_LOCATIONS`.
+        tokens: video and text tokens of one stream.
+        width: of the hidden states.
+        blocks: transformer blocks.
+        streams: conditionings times batch items.
+        dtype: of the hidden states.
+    """
+    codec = CODECS[resolve_location(location)]
+    return codec.row_bytes(width, dtype.itemsize) * tokens * blocks * streams
+
+
+@dataclass
+class _Entry:
+    payload: Payload
+    shape: Shape
+    dtype: torch.dtype
+    device: torch.device
+    evaluation: int  # at which Δ was made
+    rounding: torch.Tensor | None  # (1,) relative error of the payload, on the device; None if exact
+
+
+class DeltaCache:
+    """Residuals of transformer blocks for one sampling run, keyed by (block, stream)."""
+
+    def __init__(self, location: str = "auto") -> None:
+        self.location = resolve_location(location)
+        self._codec = CODECS[self.location]
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget every residual. The only place that names the fields."""
+        self._entries: dict[tuple[int, Stream], _Entry] = {}
+        self.bytes = 0
+        self.peak_bytes = 0
+
+    def holds(self, block: int, stream: Stream, video: torch.Tensor, text: torch.Tensor) -> bool:
+        """Whether a Δ for inputs like these is kept; one of another size, dtype or device is dropped."""
+        entry = self._entries.get((block, stream))
+        if entry is None:
+            return False
+        if (entry.shape, entry.dtype, entry.device) == (_shape(video, text), video.dtype, video.device):
+            return True
+        self._drop((block, stream))
+        return False
+
+    def evaluation(self, block: int, stream: Stream) -> int:
+        """The evaluation at which the kept Δ was made. KeyError if there is none."""
+        return self._entries[block, stream].evaluation
+
+    def change(self, block: int, stream: Stream, inp: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Γ and the change of Δ against the kept one.
+
+        Args:
+            inp, out: (N, D) the block's video tokens of one stream; a Δ must be kept for it.
+
+        Returns:
+            (2,) float32 on the device, the change not yet divided by the evaluations in between.
+        """
+        entry = self._entries[block, stream]
+        previous = self._decode(entry)[: inp.shape[0]]
+        measures = block_measures(inp[None], out[None], previous[None])[0]
+        if entry.rounding is None:
+            return measures
+        corrected = (measures[1:].square() - entry.rounding.square()).clamp(min=0).sqrt()
+        return torch.cat([measures[:1], corrected])
+
+    def store(
+        self,
+        block: int,
+        stream: Stream,
+        evaluation: int,
+        inp: tuple[torch.Tensor, torch.Tensor],
+        out: tuple[torch.Tensor, torch.Tensor],
+    ) -> None:
+        """Keep Δ = out − inp, in place of an older one.
+
+        Args:
+            evaluation: the present one.
+            inp, out: (video (N, D), text (T, D)) of one stream before and after the block.
+        """
+        video, text = inp
+        delta = torch.empty(
+            (video.shape[0] + text.shape[0], video.shape[1]), dtype=video.dtype, device=video.device
+        )
+        torch.sub(out[0], video, out=delta[: video.shape[0]])
+        torch.sub(out[1], text, out=delta[video.shape[0] :])
+        self._drop((block, stream))
+        payload = self._codec.encode(delta)
+        entry = _Entry(payload, _shape(video, text), video.dtype, video.device, evaluation, None)
+        if not self._codec.exact:
+            kept = self._decode(entry)[: video.shape[0]]
+            entry.rounding = block_measures(video[None], out[0][None], kept[None])[0, 1:]
+        self._entries[block, stream] = entry
+        self.bytes += _payload_bytes(payload)
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
+
+    def apply(
+        self, block: int, stream: Stream, video: torch.Tensor, text: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`video` (N, D) and `text` (T, D) plus the kept Δ, as new tensors. KeyError if none is kept."""
+        delta = self._decode(self._entries[block, stream])
+        tokens = video.shape[0]
+        return apply_delta(video, delta[:tokens]), apply_delta(text, delta[tokens:])
+
+    def keep(self, streams: Collection[Stream]) -> None:
+        """Drop the residuals of every other stream."""
+        for key in [key for key in self._entries if key[1] not in streams]:
+            self._drop(key)
+
+    def _decode(self, entry: _Entry) -> torch.Tensor:
+        return self._codec.decode(entry.payload, entry.dtype, entry.device)
+
+    def _drop(self, key: tuple[int, Stream]) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self.bytes -= _payload_bytes(entry.payload)
+
+
+def _shape(video: torch.Tensor, text: torch.Tensor) -> Shape:
+    return video.shape[0], text.shape[0], video.shape[1]
+
+
+def _payload_bytes(payload: Payload) -> int:
+    return sum(part.numel() * part.element_size() for part in payload)
+
+
+def _to_host(delta: torch.Tensor) -> torch.Tensor:
+    """A copy in host memory, pinned where it comes from a GPU; the copy is in stream order, unwaited."""
+    host = torch.empty(delta.shape, dtype=delta.dtype, pin_memory=delta.is_cuda)
+    return host.copy_(delta, non_blocking=True)

@@ -1,0 +1,129 @@
+"""What a block does in an evaluation, decided from what earlier evaluations measured.
+
+Pure host arithmetic: `BlockMemory` is what is known of a block, `plan_block` decides from it. Skipping
+comes first (TDC), then the router (DMPQ); on the first computed evaluation after a skip PDR raises what
+the router chose: bf16 for a linear whose input has outliers, INT8 for the others.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from .config import DeltaCacheConfig
+from .formats import FORMATS
+from .router import ROUTERS, Place, RouterTables
+from .skip import SKIP_POLICIES, Observation
+
+INPUT_OF = {"k": "q", "v": "q"}
+"""Linears that share another's input: its outlier ratio is measured once."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where sampling stands in an evaluation."""
+
+    evaluation: int
+    progress: float  # share of sampling done, in [0, 1]
+    last: bool
+
+
+@dataclass
+class BlockMemory:
+    """What is known of a block between evaluations; maxima over all streams.
+
+    Attributes:
+        gamma: Γ of the evaluation before, None if the block was skipped in it.
+        change: r of the last two computed evaluations; None unless every stream has two residuals.
+        accumulated: E_acc.
+        consecutive: skips since the block last ran.
+        ratios: outlier ratio of the linears' inputs, by kind, from the last computed evaluation.
+    """
+
+    gamma: float | None = None
+    change: float | None = None
+    accumulated: float = 0.0
+    consecutive: int = 0
+    ratios: dict[str, float] = field(default_factory=dict)
+
+    def computed(self, gammas: Iterable[float], changes: Iterable[float], ratios: dict[str, float]) -> None:
+        """Learn from an evaluation in which the block ran; a change that is not finite is not known."""
+        self.gamma = max(gammas, default=None)
+        self.change = _all_known(changes)
+        self.accumulated, self.consecutive, self.ratios = 0.0, 0, ratios
+
+    def skipped(self, newcomers: bool) -> None:
+        """Learn from an evaluation in which it was skipped; `newcomers` have no change yet."""
+        self.accumulated += self.change or 0.0
+        self.consecutive += 1
+        self.gamma = None
+        if newcomers:
+            self.change = None
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """What a block does: shared by all streams of the evaluation.
+
+    Attributes:
+        skip: answer with the kept residual.
+        refresh: first computed evaluation after a skip.
+        formats: activation format by linear kind; empty where linears are left alone.
+    """
+
+    skip: bool
+    refresh: bool
+    formats: Mapping[str, str]
+
+
+def plan_block(
+    memory: BlockMemory, block: int, now: Moment, cache: DeltaCacheConfig | None, tables: RouterTables | None
+) -> BlockPlan:
+    """Decide what `block` does.
+
+    Args:
+        memory: what is known of it.
+        block: its index.
+        now: where sampling stands.
+        cache: skip settings, None never skips.
+        tables: of the router, None leaves linears alone.
+    """
+    skip = _may_skip(memory, block, now, cache)
+    refresh = not skip and memory.consecutive > 0
+    formats = {} if tables is None else _formats(memory, block, now, refresh, tables)
+    return BlockPlan(skip, refresh, formats)
+
+
+def _may_skip(memory: BlockMemory, block: int, now: Moment, cache: DeltaCacheConfig | None) -> bool:
+    if cache is None or now.last or memory.change is None:
+        return False
+    seen = Observation(
+        block, now.evaluation, now.progress, memory.change, memory.accumulated, memory.consecutive
+    )
+    return SKIP_POLICIES[cache.policy](seen, cache)
+
+
+def _formats(
+    memory: BlockMemory, block: int, now: Moment, refresh: bool, tables: RouterTables
+) -> dict[str, str]:
+    route = ROUTERS[tables.config.router]
+    formats = {
+        kind: route(Place(now.evaluation, now.progress, block, kind, memory.gamma), tables)
+        for kind in tables.layout.names
+    }
+    if not (refresh and tables.config.purified_refresh):
+        return formats
+    return {kind: _finer(name, _purified(memory, kind, tables)) for kind, name in formats.items()}
+
+
+def _purified(memory: BlockMemory, kind: str, tables: RouterTables) -> str:
+    ratio = memory.ratios.get(INPUT_OF.get(kind, kind))
+    return "bf16" if ratio is not None and ratio > tables.outlier_limit(kind) else "int8"
+
+
+def _finer(one: str, other: str) -> str:
+    return max(one, other, key=lambda name: FORMATS[name].bits)
+
+
+def _all_known(values: Iterable[float]) -> float | None:
+    values = list(values)
+    return max(values) if values and all(map(math.isfinite, values)) else None

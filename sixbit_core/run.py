@@ -1,0 +1,325 @@
+"""One sampling run: `run_block`, through which every block call goes, and the state behind it.
+
+    observe -> skip (TDC) | route (DMPQ, PDR) -> compute -> keep Δ
+
+Rows of a batch are *streams*, (conditioning, batch item). Measures are per stream and decisions are
+shared: a decision at evaluation t takes the maximum over all streams' measures of t − 1, so joint, split
+and reordered calls decide alike. Source: 6Bit-Diffusion (arXiv 2603.18742); docs/method.md says what is
+ours. The callers (an engine, a host's nodes) only say who is in the batch and where sampling stands.
+
+Streams may come and go. One that comes while a block is being skipped has no residual: the block is
+computed for it alone (the rows that have one keep their skip), and no skip is planned before it has two.
+A residual of a stream that one whole evaluation did not see, or of another size, is dropped.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..kernels import block_measures, outlier_ratio
+from .config import DeltaCacheConfig, DMPQConfig
+from .delta_cache import DeltaCache
+from .layout import BlockLayout, Stream
+from .linear import mixed_linear
+from .observe import NonFiniteError, Observer
+from .plan import INPUT_OF, BlockMemory, BlockPlan, Moment, plan_block
+from .predictor import Predictor
+from .report import Ledger, RunReport
+from .router import ROUTERS, Place, RouterTables, resolve_router
+from .skip import SKIP_POLICIES
+
+if TYPE_CHECKING:
+    from .quantized import QuantizedWeight
+
+__all__ = ["BlockLayout", "NonFiniteError", "RunState", "Stream", "run_block"]
+
+Pair = tuple[torch.Tensor, torch.Tensor]  # hidden states of the video, of the text
+
+
+class RunState:
+    """All state of one sampling run. Nothing is kept on modules; `close` frees every tensor.
+
+    Args:
+        layout: the model's block linears.
+        dmpq: activation formats, None leaves the linears in the model's own precision.
+        cache: skipping, None never skips.
+        predictor: the model's calibration, for the routers and limits that need one.
+
+    Raises:
+        ValueError: for an unknown router or policy, a router without its predictor, or a predictor of
+            another model.
+    """
+
+    def __init__(
+        self,
+        layout: BlockLayout,
+        dmpq: DMPQConfig | None = None,
+        cache: DeltaCacheConfig | None = None,
+        predictor: Predictor | None = None,
+    ) -> None:
+        self.layout, self.cache, self.note = layout, cache, None
+        self._tables: RouterTables | None = None
+        if cache is not None and cache.policy not in SKIP_POLICIES:
+            raise ValueError(f"skip policy must be one of {', '.join(SKIP_POLICIES)}, got {cache.policy!r}")
+        if predictor is not None:
+            predictor.check(layout)
+        if dmpq is not None:
+            dmpq, self.note = resolve_router(dmpq, predictor)
+            self._tables = RouterTables(dmpq, layout, predictor, cache is not None)
+            for _, block, kind in layout.linear_names()[:1]:  # what a router lacks shows here, not in mid-run
+                ROUTERS[dmpq.router](Place(0, 0.0, block, kind, 0.0), self._tables)
+        self.dmpq = dmpq
+        self._watch_outliers = dmpq is not None and dmpq.purified_refresh and cache is not None
+        self.reset()
+
+    def reset(self) -> None:
+        """Back to before the first evaluation. The only place that names the changing fields."""
+        self.evaluation = -1
+        self._moment = Moment(-1, 0.0, False)
+        self._sigma: float | None = None
+        self._seen: set[Stream] = set()
+        self._streams: tuple[Stream, ...] = ()
+        self._memory = [BlockMemory() for _ in range(self.layout.blocks)]
+        self._plans: list[BlockPlan] = []
+        self._observer = Observer()
+        self._deltas = DeltaCache(self.cache.location) if self.cache is not None else None
+        self._ledger = Ledger(self.layout)
+        self._block: int | None = None  # whose compute is running
+        self._rows: tuple[int, ...] = ()  # batch rows that it runs for
+        self._measured: set[str] = set()
+        self._learnt = -1
+        self._closed = False
+
+    def begin_call(self, streams: Sequence[Stream], sigma: float, progress: float, last: bool) -> None:
+        """Say who is in the batch of the coming call of the model, and where sampling stands.
+
+        A new evaluation begins when sigma changes or one of the streams was already seen in this one.
+
+        Args:
+            streams: one per batch row, in the batch's order.
+            sigma: noise level of the call.
+            progress: share of sampling done, in [0, 1].
+            last: whether this is the last evaluation; blocks are never skipped in it.
+
+        Raises:
+            ValueError: if there is no stream or one comes twice.
+            NonFiniteError: if a block's output of the evaluation before was not finite.
+            RuntimeError: if the run is closed.
+        """
+        if self._closed:
+            raise RuntimeError("this run is closed: make a new RunState for every sampling run")
+        if not streams or len(set(streams)) != len(streams):
+            raise ValueError(f"begin_call needs every stream of the batch once, got {list(streams)}")
+        if self.evaluation < 0 or sigma != self._sigma or self._seen.intersection(streams):
+            self._begin_evaluation(progress, last)
+            self._sigma = sigma
+        self._seen.update(streams)
+        self._streams = tuple(streams)
+        self._ledger.saw_streams(len(self._seen))
+
+    def linear(
+        self,
+        block_index: int,
+        kind: str,
+        x: torch.Tensor,
+        weight: "QuantizedWeight",
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """A block's linear in the format decided for it; to be called inside `compute`.
+
+        Args:
+            block_index: the running block.
+            kind: one of the layout's names.
+            x: (B, N, K), B the streams of the call.
+            weight: NVFP4 weight (out, K).
+            bias: (out,) or None.
+
+        Returns:
+            (B, N, out) in x.dtype.
+
+        Raises:
+            ValueError: if `x` does not match the streams, or the kind is unknown.
+            RuntimeError: if that block is not running.
+        """
+        if block_index != self._block:
+            raise RuntimeError(
+                f"linear {kind} of block {block_index} ran while block {self._block} is running"
+            )
+        if kind not in self.layout.names:
+            raise ValueError(f"linear kind must be one of {', '.join(self.layout.names)}, got {kind!r}")
+        if x.ndim != 3 or x.shape[0] != len(self._streams):
+            raise ValueError(f"linear needs (B, N, K) with B = {len(self._streams)}, got {tuple(x.shape)}")
+        if self._tables is None:
+            return mixed_linear(x, weight, bias, "bf16")
+        plan = self._plans[block_index]
+        if self._watch_outliers and not plan.skip:
+            self._record_outliers(block_index, kind, x)
+        self._ledger.ran(block_index, kind, plan.formats[kind], x.shape[1] * len(self._rows))
+        return mixed_linear(x, weight, bias, plan.formats[kind])
+
+    def check_batch(self, video: torch.Tensor, text: torch.Tensor) -> None:
+        """Raise unless a call is under way whose streams are the batch rows of both tensors."""
+        if self._closed or self.evaluation < 0:
+            raise RuntimeError("run_block needs an open run in which begin_call was called")
+        if not video.shape[0] == text.shape[0] == len(self._streams):
+            raise ValueError(
+                f"the call was begun for {len(self._streams)} streams, the block got {tuple(video.shape)} and "
+                f"{tuple(text.shape)}: name every batch row in begin_call"
+            )
+
+    def finish(self) -> None:
+        """After the last call: read what is still under way. Raises NonFiniteError as `begin_call` does."""
+        if not self._closed and self.evaluation >= 0:
+            self._learn()
+
+    def report(self) -> RunReport:
+        """What happened so far; also after `close`."""
+        return self._ledger.report(
+            router=None if self.dmpq is None else self.dmpq.router,
+            note=self.note,
+            cache=None if self.cache is None else asdict(self.cache),
+            cache_bytes=0 if self._deltas is None else self._deltas.peak_bytes,
+        )
+
+    def close(self) -> None:
+        """Free every tensor. The report stays; nothing else may be called."""
+        self._observer.reset()
+        if self._deltas is not None:
+            self._deltas.keep(())
+        self._closed = True
+
+    def _begin_evaluation(self, progress: float, last: bool) -> None:
+        self._learn()
+        if self._deltas is not None:
+            self._deltas.keep(self._seen)
+        self._seen.clear()
+        self.evaluation += 1
+        self._moment = Moment(self.evaluation, progress, last)
+        self._ledger.begin_evaluation(progress)
+        self._plans = [
+            plan_block(memory, block, self._moment, self.cache, self._tables)
+            for block, memory in enumerate(self._memory)
+        ]
+
+    def _learn(self) -> None:
+        """Take the measures of the present evaluation into the blocks' memories, once."""
+        if self._learnt == self.evaluation:
+            return
+        self._learnt = self.evaluation
+        seen = [_Measures() for _ in self._memory]
+        for (what, block, *rest), values in self._observer.read():
+            if what == "block":
+                seen[block].gammas.append(values[0])
+                seen[block].changes.append(values[1] / rest[0] if len(values) > 1 else math.nan)
+            else:
+                seen[block].ratios[rest[0]] = max(values[0], seen[block].ratios.get(rest[0], 0.0))
+        for block, (memory, plan, measures) in enumerate(zip(self._memory, self._plans, seen)):
+            if not all(map(math.isfinite, measures.gammas)):
+                raise NonFiniteError(
+                    f"evaluation {self.evaluation}, block {block}: the output is not finite (NaN or infinity); "
+                    "a model that overflows in float16 must run in bfloat16 or float32"
+                )
+            if plan.skip:
+                memory.skipped(newcomers=bool(measures.gammas))
+            else:
+                memory.computed(measures.gammas, measures.changes, measures.ratios)
+
+    def _record_outliers(self, block: int, kind: str, x: torch.Tensor) -> None:
+        kind = INPUT_OF.get(kind, kind)
+        if kind not in self._measured:
+            self._measured.add(kind)
+            for row in self._rows:
+                self._observer.record(("outliers", block, kind), outlier_ratio(x[row : row + 1]))
+
+    def _held(self, block: int, video: torch.Tensor, text: torch.Tensor) -> list[int]:
+        """Batch rows that the plan answers with a kept residual."""
+        if self._deltas is None or not self._plans[block].skip:
+            return []
+        return [
+            row for row, s in enumerate(self._streams) if self._deltas.holds(block, s, video[row], text[row])
+        ]
+
+    @contextmanager
+    def _running(self, block: int, rows: Sequence[int]) -> Iterator[None]:
+        self._block, self._rows, self._measured = block, tuple(rows), set()
+        try:
+            yield
+        finally:
+            self._block, self._rows = None, ()
+
+    def _answer(self, block: int, held: Sequence[int], inp: Pair, out: Pair) -> Pair:
+        """`out` with the `held` batch rows replaced by input plus kept residual, as new tensors."""
+        rows = [(out[0][row], out[1][row]) for row in range(out[0].shape[0])]
+        for row in held:
+            rows[row] = self._deltas.apply(block, self._streams[row], inp[0][row], inp[1][row])
+        return torch.stack([video for video, _ in rows]), torch.stack([text for _, text in rows])
+
+    def _observe(self, block: int, rows: Sequence[int], inp: Pair, out: Pair) -> None:
+        """Measure the block for these batch rows, and keep their residuals."""
+        for row in rows:
+            stream, before, after = self._streams[row], (inp[0][row], inp[1][row]), (out[0][row], out[1][row])
+            elapsed, measures = 1, None
+            if self._deltas is not None:
+                if self._deltas.holds(block, stream, *before):
+                    elapsed = self.evaluation - self._deltas.evaluation(block, stream)
+                    measures = self._deltas.change(block, stream, before[0], after[0])
+                self._deltas.store(block, stream, self.evaluation, before, after)
+            if measures is None:
+                measures = block_measures(before[0][None], after[0][None])[0, :1]
+            self._observer.record(("block", block, elapsed), measures)
+
+
+def run_block(
+    run: RunState,
+    index: int,
+    hidden_states: torch.Tensor,
+    encoder_hidden_states: torch.Tensor,
+    compute: Callable[[], Pair],
+) -> Pair:
+    """A transformer block as the run decides: computed, or answered by its kept residual.
+
+    Args:
+        run: state of this sampling run, after `begin_call`.
+        index: of the block.
+        hidden_states: (B, N, D) video tokens, B the streams of the call.
+        encoder_hidden_states: (B, T, D) text tokens.
+        compute: runs the block on them, its quantized linears through `run.linear`.
+
+    Returns:
+        (hidden_states, encoder_hidden_states) after the block.
+
+    Raises:
+        ValueError: if the batch does not match the streams.
+        RuntimeError: before `begin_call`, and after `close`.
+    """
+    run.check_batch(hidden_states, encoder_hidden_states)
+    held = run._held(index, hidden_states, encoder_hidden_states)
+    rows = [row for row in range(hidden_states.shape[0]) if row not in held]
+    tokens = hidden_states.shape[1] + encoder_hidden_states.shape[1]
+    video, text = hidden_states, encoder_hidden_states
+    if rows:
+        with run._running(index, rows):
+            video, text = compute()
+        run._observe(index, rows, (hidden_states, encoder_hidden_states), (video, text))
+        run._ledger.computed(len(rows))
+        if run.dmpq is None:
+            run._ledger.ran_untouched(index, len(rows) * tokens)
+    if held:
+        run._ledger.skipped(index, len(held), len(held) * tokens)
+        video, text = run._answer(index, held, (hidden_states, encoder_hidden_states), (video, text))
+    if index == run.layout.blocks - 1:
+        run._observer.flush()
+    return video, text
+
+
+@dataclass
+class _Measures:
+    """One block's measures of one evaluation, over all streams."""
+
+    gammas: list[float] = field(default_factory=list)
+    changes: list[float] = field(default_factory=list)
+    ratios: dict[str, float] = field(default_factory=dict)
