@@ -150,9 +150,7 @@ class DeltaCache:
             inp, out: (video (N, D), text (T, D)) of one stream before and after the block.
         """
         video, text = inp
-        delta = torch.empty(
-            (video.shape[0] + text.shape[0], video.shape[1]), dtype=video.dtype, device=video.device
-        )
+        delta = video.new_empty((video.shape[0] + text.shape[0], video.shape[1]))
         torch.sub(out[0], video, out=delta[: video.shape[0]])
         torch.sub(out[1], text, out=delta[video.shape[0] :])
         self._drop((block, stream))

@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -95,7 +96,7 @@ class Predictor:
                 f"this predictor has thresholds ({key}) for {found} bits, {config.bits:g} was asked for: "
                 f"calibrate with --bits {config.bits:g}, or choose another router"
             )
-        for (low, theta_low), (high, theta_high) in zip(known, known[1:]):
+        for (low, theta_low), (high, theta_high) in pairwise(known):
             if low <= config.bits <= high:
                 return theta_low + (theta_high - theta_low) * (config.bits - low) / (high - low)
         return known[0][1]
@@ -115,8 +116,8 @@ class Predictor:
         """Raise ValueError if the predictor was calibrated on other weights."""
         if fingerprint != self.fingerprint:
             raise ValueError(
-                f"the predictor was calibrated on other weights ({self.family}, {self.fingerprint[:12]}) than "
-                f"this model's ({fingerprint[:12]}): choose its own predictor or calibrate this model"
+                f"the predictor was calibrated on other weights ({self.family}, {self.fingerprint[:12]}) "
+                f"than this model's ({fingerprint[:12]}): choose its own predictor or calibrate this model"
             )
 
     def outlier_limit(self, kind: str) -> float:
