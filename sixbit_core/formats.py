@@ -5,14 +5,11 @@ Add a format by adding one record; the routers, the report and its picture know 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from ..kernels import linear_w4a4, linear_w4a8, linear_w4a16
-
-if TYPE_CHECKING:
-    from .quantized import QuantizedWeight
+from .quantized import QuantizedWeight
 
 KernelLinear = Callable[..., torch.Tensor]
 
@@ -32,7 +29,7 @@ class Format:
     kernel: KernelLinear
 
     def linear(
-        self, x: torch.Tensor, weight: "QuantizedWeight", bias: torch.Tensor | None = None
+        self, x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """`x` [M, K] times the weight, plus `bias` [N]: [M, N] in x.dtype."""
         return self.kernel(x, weight.data, weight.scale, weight.global_scale, bias, weight.hadamard)

@@ -1,17 +1,13 @@
 """Mixed-precision linear: y = Q_format(x H) (Q_nvfp4(W H))ᵀ + bias, the format chosen per call."""
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from .formats import FORMATS
-
-if TYPE_CHECKING:
-    from .quantized import QuantizedWeight
+from .quantized import QuantizedWeight
 
 
 def mixed_linear(
-    x: torch.Tensor, weight: "QuantizedWeight", bias: torch.Tensor | None, format_name: str
+    x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None, format_name: str
 ) -> torch.Tensor:
     """A linear whose weight is NVFP4 and whose activations take the named format.
 

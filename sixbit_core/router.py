@@ -65,18 +65,17 @@ class RouterTables:
         """Threshold of the gamma router."""
         if self.config.error == "paper" and any(f.paper is None for f in self.calibrated.linears.values()):
             raise ValueError(
-                "this predictor holds no paper error, since it was calibrated without full-precision weights: "
-                "calibrate from the full-precision model, or choose another preset than paper"
+                "this predictor holds no paper error, since it was calibrated without full-precision "
+                "weights: calibrate from the full-precision model, or choose another preset than paper"
             )
         return self.calibrated.threshold(self.config, self.cache_on)
 
     @cached_property
     def static_split(self) -> frozenset[Hashable]:
         """Native names of the linears that the static router runs in INT8."""
-        fits = self.calibrated.linears
-        return int8_split(
-            ((n, f.error_nvfp4 - f.error_int8, f.macs) for n, f in fits.items()), self.config.bits
-        )
+        fits = self.calibrated.linears.items()
+        gains = ((name, fit.error_nvfp4 - fit.error_int8, fit.macs) for name, fit in fits)
+        return int8_split(gains, self.config.bits)
 
     @cached_property
     def static_time_split(self) -> frozenset[Hashable]:

@@ -16,7 +16,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -28,12 +27,10 @@ from .linear import mixed_linear
 from .observe import NonFiniteError, Observer
 from .plan import INPUT_OF, BlockMemory, BlockPlan, Moment, plan_block
 from .predictor import Predictor
+from .quantized import QuantizedWeight
 from .report import Ledger, RunReport
 from .router import ROUTERS, Place, RouterTables, resolve_router
 from .skip import SKIP_POLICIES
-
-if TYPE_CHECKING:
-    from .quantized import QuantizedWeight
 
 __all__ = ["BlockLayout", "NonFiniteError", "RunState", "Stream", "run_block"]
 
@@ -126,7 +123,7 @@ class RunState:
         block_index: int,
         kind: str,
         x: torch.Tensor,
-        weight: "QuantizedWeight",
+        weight: QuantizedWeight,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """A block's linear in the format decided for it; to be called inside `compute`.
@@ -167,8 +164,8 @@ class RunState:
             raise RuntimeError("run_block needs an open run in which begin_call was called")
         if not video.shape[0] == text.shape[0] == len(self._streams):
             raise ValueError(
-                f"the call was begun for {len(self._streams)} streams, the block got {tuple(video.shape)} and "
-                f"{tuple(text.shape)}: name every batch row in begin_call"
+                f"the call was begun for {len(self._streams)} streams, the block got {tuple(video.shape)} "
+                f"and {tuple(text.shape)}: name every batch row in begin_call"
             )
 
     def finish(self) -> None:
@@ -217,11 +214,11 @@ class RunState:
                 seen[block].changes.append(values[1] / rest[0] if len(values) > 1 else math.nan)
             else:
                 seen[block].ratios[rest[0]] = max(values[0], seen[block].ratios.get(rest[0], 0.0))
-        for block, (memory, plan, measures) in enumerate(zip(self._memory, self._plans, seen)):
+        for block, (memory, plan, measures) in enumerate(zip(self._memory, self._plans, seen, strict=True)):
             if not all(map(math.isfinite, measures.gammas)):
                 raise NonFiniteError(
-                    f"evaluation {self.evaluation}, block {block}: the output is not finite (NaN or infinity); "
-                    "a model that overflows in float16 must run in bfloat16 or float32"
+                    f"evaluation {self.evaluation}, block {block}: the output is not finite (NaN or "
+                    "infinity); a model that overflows in float16 must run in bfloat16 or float32"
                 )
             if plan.skip:
                 memory.skipped(newcomers=bool(measures.gammas))
