@@ -1,0 +1,1 @@
+"""The embedded engine: the same core on a diffusers pipeline, and the `sixbit` command line."""

@@ -1,0 +1,171 @@
+"""What can be said of a model before its weights load: sizes, lengths, and what a clip may ask of it.
+
+A VAE makes T = (frames - 1) / 4 + 1 latent frames of H/8 x W/8; the transformer takes patches of 2x2 (and,
+in 1.5, of 2 latent frames). So height and width are multiples of 16, and frames are 4N + 1, or of the coarser
+form that a family was trained for.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..sixbit_core.checkpoint import Checkpoint, open_checkpoint
+from ..sixbit_core.families import ModelFamily
+from .errors import InputError
+
+REFERENCE = "reference"
+
+# diffusers' own defaults of what tensors cannot tell, for a transformer that comes without config.json.
+CLIP_DEFAULTS = {"sample_height": 60, "sample_width": 90, "sample_frames": 49, "max_text_seq_length": 226}
+SECTIONS = ("text_encoder", "tokenizer", "vae", "scheduler")
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model on disk.
+
+    Attributes:
+        name: as the user gave it, without folders.
+        checkpoint: the opened transformer weights (headers only).
+        folder: diffusers pipeline folder that holds everything but the transformer.
+        config: arguments of the transformer's constructor.
+        spatial, temporal: pixels per latent pixel, frames per latent frame.
+    """
+
+    name: str
+    checkpoint: Checkpoint
+    folder: Path
+    config: dict[str, Any]
+    spatial: int
+    temporal: int
+
+    @property
+    def family(self) -> ModelFamily:
+        return self.checkpoint.family
+
+    @property
+    def needs_image(self) -> bool:
+        """Whether it makes a clip from an image."""
+        return self.config["in_channels"] == 2 * self.config["out_channels"]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width it was trained for."""
+        own = (self.config["sample_height"] * self.spatial, self.config["sample_width"] * self.spatial)
+        return self.family.size or own
+
+    @property
+    def frames(self) -> int:
+        """Frames it was trained for."""
+        return self.family.frames or self.config["sample_frames"]
+
+    @property
+    def fps(self) -> int:
+        """Frames a second: a clip is a whole number of seconds and one frame."""
+        return self.family.frame_step
+
+    @property
+    def size_step(self) -> int:
+        """What height and width must be multiples of."""
+        return self.spatial * self.config["patch_size"]
+
+    @property
+    def text_length(self) -> int:
+        """Tokens of a caption, padding included."""
+        return self.config["max_text_seq_length"]
+
+    @property
+    def fixed_size(self) -> bool:
+        """Whether a learned position table ties it to its own size and length."""
+        return bool(self.config.get("use_learned_positional_embeddings"))
+
+
+def reference_folder() -> Path:
+    """Where the bundled reference pipeline lies."""
+    return Path(__file__).resolve().parents[1] / "reference" / "pipeline"
+
+
+def read_facts(model: str, pipeline: Path | None = None) -> ModelFacts:
+    """Read what `--model` and `--pipeline` name, without loading weights.
+
+    Args:
+        model: "reference", a diffusers pipeline folder, or one safetensors file of a transformer.
+        pipeline: with a file, the pipeline folder that holds VAE, text encoder, tokenizer and scheduler.
+
+    Raises:
+        InputError: if a part is missing.
+        CheckpointError: if the transformer cannot be read.
+    """
+    source = reference_folder() if model == REFERENCE else Path(model)
+    if model == REFERENCE and not (source / "model_index.json").is_file():
+        raise InputError(
+            "the bundled reference has no weights here (reference/pipeline/model_index.json is missing)"
+        )
+    if not source.exists():
+        raise InputError(
+            f"--model {model}: no such file or folder; give reference, a pipeline folder or a file"
+        )
+    if source.is_file() and pipeline is None:
+        raise InputError(
+            f"--model {source.name} is a transformer alone; add --pipeline FOLDER with VAE and text encoder"
+        )
+    folder = pipeline or source
+    missing = [part for part in SECTIONS if not (folder / part).is_dir()]
+    if missing:
+        raise InputError(f"{folder} is not a whole diffusers pipeline: it lacks {', '.join(missing)}")
+    checkpoint = open_checkpoint(source)
+    return _facts(model, checkpoint, folder)
+
+
+def check_clip(facts: ModelFacts, size: tuple[int, int], frames: int, image: Path | None) -> None:
+    """Refuse a clip that the model cannot make, naming the nearest it can. Raises InputError."""
+    step = facts.size_step
+    near = tuple(max(step, round(side / step) * step) for side in size)
+    if near != tuple(size):
+        raise InputError(
+            f"--size {size[0]}x{size[1]}: height and width must be multiples of {step}; "
+            f"the nearest is {near[0]}x{near[1]}"
+        )
+    if facts.fixed_size and tuple(size) != facts.size:
+        own = f"{facts.size[0]}x{facts.size[1]}"
+        raise InputError(f"--size {size[0]}x{size[1]}: {facts.family.label} takes {own} only")
+    step = facts.family.frame_step
+    if frames < 1 or (frames - 1) % step:
+        low = max(0, (frames - 1) // step) * step + 1
+        near = f"the nearest are {low} and {low + step}"
+        raise InputError(f"--frames {frames}: {facts.family.label} takes {step}N+1 frames; {near}")
+    if facts.fixed_size and frames != facts.frames:
+        raise InputError(f"--frames: {facts.family.label} takes {facts.frames} only, got {frames}")
+    if facts.needs_image and image is None:
+        raise InputError(f"{facts.family.label} makes a clip from an image: add --image FILE")
+    if image is not None and not facts.needs_image:
+        raise InputError(f"--image: {facts.family.label} makes clips from text alone; leave --image out")
+
+
+def _facts(model: str, checkpoint: Checkpoint, folder: Path) -> ModelFacts:
+    inferred = checkpoint.family.diffusers_config(checkpoint.shapes)
+    own = checkpoint.config or read_json(folder / "transformer" / "config.json")
+    told = {key: value for key, value in (own or {}).items() if not key.startswith("_")}
+    config = {**CLIP_DEFAULTS, **inferred, **told}
+    vae = read_json(folder / "vae" / "config.json")
+    if vae is None:
+        raise InputError(f"{folder / 'vae'} lacks config.json; {folder} is not a whole diffusers pipeline")
+    spatial = 2 ** (len(vae["block_out_channels"]) - 1)
+    name = model if model == REFERENCE else Path(model).resolve().name
+    return ModelFacts(
+        name, checkpoint, folder, config, spatial, int(vae.get("temporal_compression_ratio", 4))
+    )
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object from a file, None where there is no file. Raises InputError for anything else in it."""
+    if not path.is_file():
+        return None
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path} holds no JSON ({error}); download it again") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{path} holds no JSON object; download it again")
+    return value

@@ -1,0 +1,84 @@
+"""What this machine is: device, number format, memory, versions."""
+
+import importlib.metadata
+import os
+import platform
+import sys
+from dataclasses import dataclass
+
+import torch
+
+from .errors import InputError
+
+LIBRARIES = ("torch", "triton", "diffusers", "transformers", "sixbit-diffusion")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a run computes.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        name: what a reader would call it.
+        memory_bytes: memory of the device in all.
+    """
+
+    device: torch.device
+    name: str
+    memory_bytes: int
+
+
+def find_machine(device: str = "auto") -> Machine:
+    """The machine behind `--device auto|cpu|cuda`. Raises InputError for a device that is not there."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise InputError(f"--device must be auto, cpu or cuda, got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: torch sees no CUDA device here; use --device cpu or a CUDA torch")
+    if device != "cpu" and torch.cuda.is_available():
+        card = torch.cuda.get_device_properties(0)
+        return Machine(torch.device("cuda"), card.name, card.total_memory)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    processor = platform.machine() or "processor"
+    return Machine(torch.device("cpu"), f"{processor}, {cores} cores", _host_memory())
+
+
+def versions() -> dict[str, str]:
+    """Versions of the libraries that decide a result."""
+    found = {"python": platform.python_version()}
+    for library in LIBRARIES:
+        try:
+            found[library] = importlib.metadata.version(library)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Start measuring peak memory anew, where the device counts it."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_memory_bytes(device: torch.device) -> int | None:
+    """Peak of what the device held since the last reset; on a CPU, of the process; None where unknown."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device, so that a clock reads what was really done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _host_memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0

@@ -1,0 +1,68 @@
+"""How close two clips are.
+
+PSNR = 10 log10(255^2 / mean (a - b)^2), over every pixel and channel of every frame
+SSIM as in Wang, Bovik, Sheikh, Simoncelli 2004: Gaussian window 11x11, sigma 1.5,
+       K1 = 0.01, K2 = 0.03, range 255, windows that lie inside the frame, mean over channels and frames
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+WINDOW, SIGMA = 11, 1.5
+C1, C2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
+IDENTICAL_DB = 100.0  # reported for equal clips, whose PSNR has no upper end
+
+
+def psnr(a: torch.Tensor, b: torch.Tensor) -> float:
+    """PSNR in dB of two uint8 clips of the same shape; 100 for equal ones.
+
+    Raises:
+        ValueError: if the clips are not both uint8 of one shape.
+    """
+    _check(a, b)
+    error = (a.double() - b.double()).square().mean().item()
+    return IDENTICAL_DB if error == 0 else min(IDENTICAL_DB, 10 * math.log10(255**2 / error))
+
+
+def ssim(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Mean SSIM of two clips.
+
+    Args:
+        a, b: (T, H, W, C) uint8, H and W at least 11.
+
+    Raises:
+        ValueError: if the clips are not both uint8 of one 4-D shape, or are smaller than the window.
+    """
+    _check(a, b)
+    if a.ndim != 4 or min(a.shape[1:3]) < WINDOW:
+        raise ValueError(f"ssim needs (T, H, W, C) clips of at least {WINDOW}x{WINDOW}, got {tuple(a.shape)}")
+    at = torch.arange(WINDOW, dtype=torch.float64) - WINDOW // 2
+    window = torch.exp(-at.square() / (2 * SIGMA**2))
+    window = window / window.sum()
+    values = [_ssim_frame(x, y, window) for x, y in zip(a.double(), b.double(), strict=True)]
+    return sum(values) / len(values)
+
+
+def _ssim_frame(x: torch.Tensor, y: torch.Tensor, window: torch.Tensor) -> float:
+    """SSIM of one frame, (H, W, C) float64."""
+    x, y = x.movedim(-1, 0)[:, None], y.movedim(-1, 0)[:, None]
+    window = window.to(x.device)
+
+    def blur(image: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(F.conv2d(image, window.view(1, 1, -1, 1)), window.view(1, 1, 1, -1))
+
+    mean_x, mean_y = blur(x), blur(y)
+    var_x, var_y = blur(x * x) - mean_x**2, blur(y * y) - mean_y**2
+    covariance = blur(x * y) - mean_x * mean_y
+    top = (2 * mean_x * mean_y + C1) * (2 * covariance + C2)
+    return (top / ((mean_x**2 + mean_y**2 + C1) * (var_x + var_y + C2))).mean().item()
+
+
+def _check(a: torch.Tensor, b: torch.Tensor) -> None:
+    if a.dtype != torch.uint8 or b.dtype != torch.uint8 or a.shape != b.shape:
+        raise ValueError(
+            f"need two uint8 clips of one shape, got {tuple(a.shape)} {a.dtype} and "
+            f"{tuple(b.shape)} {b.dtype}"
+        )

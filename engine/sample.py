@@ -1,0 +1,150 @@
+"""Sample one clip: diffusers' own pipeline call, under a `RunState`.
+
+The noise is drawn in float32 on the CPU from the seed, so a CPU and a GPU start from the same clip.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+
+from ..sixbit_core.report import RunReport
+from ..sixbit_core.run import RunState
+from .attach import CONDITIONINGS, attached
+from .finite import FiniteWatch
+from .machine import synchronize
+from .pipeline import LoadedModel, TextEmbeds, first_frame
+from .schedule import plan
+from .settings import RunSettings
+
+OnStep = Callable[[int, int], None]  # (steps done, steps in all)
+
+
+@dataclass(frozen=True)
+class ClipSpec:
+    """What to sample; checked by the caller against the model's facts.
+
+    Attributes:
+        size: height, width in pixels.
+        image: first frame, for an image-to-video model.
+    """
+
+    prompt: str
+    size: tuple[int, int]
+    frames: int
+    negative: str = ""
+    steps: int = 50
+    cfg: float = 6.0
+    seed: int = 0
+    image: Image.Image | None = None
+
+    @property
+    def guided(self) -> bool:
+        return self.cfg > 1
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One clip in latents, and how it came about.
+
+    Attributes:
+        latents: (1, latent frames, channels, h, w).
+        report: what the run decided; None for plain diffusers.
+        seconds: spent sampling.
+    """
+
+    latents: torch.Tensor
+    report: RunReport | None
+    seconds: float
+
+
+def sample(
+    model: LoadedModel,
+    settings: RunSettings | None,
+    clip: ClipSpec,
+    embeds: TextEmbeds | None = None,
+    on_step: OnStep | None = None,
+) -> Sampled:
+    """Sample a clip with the transformer that `settings` ask for.
+
+    Args:
+        settings: None for plain diffusers in full precision, with nothing attached.
+        embeds: the encoded caption, where it is at hand.
+
+    Raises:
+        RuntimeError: at the first latent that is not finite, naming the step.
+    """
+    embeds = embeds or model.encode(clip.prompt, clip.negative, clip.guided)
+    weights = "full" if settings is None else settings.weights
+    transformer = model.use(weights)
+    if settings is None:
+        latents, seconds = _call(model, clip, embeds, on_step)
+        return Sampled(latents, None, seconds)
+    run = RunState(model.layout, settings.dmpq, settings.cache, settings.predictor)
+    evaluations = plan(model.pipeline.scheduler, clip.steps)
+    conditionings = CONDITIONINGS[2 if clip.guided else 1]
+    try:
+        with attached(transformer, run, evaluations, model.facts.family, conditionings):
+            latents, seconds = _call(model, clip, embeds, on_step)
+            run.finish()
+        return Sampled(latents, run.report(), seconds)
+    finally:
+        run.close()
+
+
+def initial_noise(model: LoadedModel, clip: ClipSpec) -> torch.Tensor:
+    """The noise that sampling starts from, (1, latent frames, channels, h, w) in the model's dtype."""
+    facts = model.facts
+    latent_frames = (clip.frames - 1) // facts.temporal + 1
+    latent_frames += -latent_frames % (facts.config.get("patch_size_t") or 1)
+    height, width = (side // facts.spatial for side in clip.size)
+    shape = (1, latent_frames, facts.config["out_channels"], height, width)
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(clip.seed))
+    return noise.to(model.device, model.dtype)
+
+
+def _call(
+    model: LoadedModel, clip: ClipSpec, embeds: TextEmbeds, on_step: OnStep | None
+) -> tuple[torch.Tensor, float]:
+    """The pipeline's call, watched step by step: latents and seconds."""
+    watch = FiniteWatch()
+
+    def after_step(pipeline: object, index: int, timestep: object, tensors: dict) -> dict:
+        watch.saw(index, tensors["latents"])
+        if on_step:
+            on_step(index + 1, clip.steps)
+        return {}
+
+    image = {} if clip.image is None else {"image": first_frame(clip.image, clip.size)}
+    synchronize(model.device)
+    start = time.perf_counter()
+    latents = model.pipeline(
+        **image,
+        prompt_embeds=embeds.prompt,
+        negative_prompt_embeds=embeds.negative,
+        height=clip.size[0],
+        width=clip.size[1],
+        num_frames=clip.frames,
+        num_inference_steps=clip.steps,
+        guidance_scale=clip.cfg,
+        generator=torch.Generator().manual_seed(clip.seed),
+        latents=initial_noise(model, clip),
+        output_type="latent",
+        return_dict=False,
+        callback_on_step_end=after_step,
+        max_sequence_length=model.facts.text_length,
+    )[0]
+    watch.end()
+    synchronize(model.device)
+    return latents, time.perf_counter() - start
+
+
+def sample_frames(
+    model: LoadedModel, settings: RunSettings | None, clip: ClipSpec, embeds: TextEmbeds | None = None
+) -> tuple[np.ndarray, Sampled]:
+    """Sample and decode: (frames, H, W, 3) uint8, and the run."""
+    sampled = sample(model, settings, clip, embeds)
+    return model.decode(sampled.latents, clip.frames), sampled

@@ -1,0 +1,116 @@
+"""Build a diffusers CogVideoX transformer from a checkpoint, in full precision or with NVFP4 weights.
+
+It is built on the meta device and filled tensor by tensor, so a quantized file never has a 16-bit copy in
+memory.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from diffusers import CogVideoXTransformer3DModel
+from torch import nn
+
+from ..sixbit_core.quantize import QuantizeConfig, quantize_tensors
+from ..sixbit_core.quantized import QuantizedWeight
+from .errors import InputError
+from .facts import ModelFacts
+from .linears import QuantizedLinear
+
+FULL = "full"  # the weights as stored; other names are methods of quantizing: "search", "rtn"
+
+
+def build_transformer(
+    facts: ModelFacts, weights: str, device: torch.device, dtype: torch.dtype
+) -> CogVideoXTransformer3DModel:
+    """The transformer of `facts`.
+
+    Args:
+        weights: "full", or how to quantize a 16-bit source ("search", "rtn"); a file that is quantized
+            already is taken as it is.
+        device: where it will stay.
+        dtype: of everything that is not NVFP4.
+
+    Raises:
+        InputError: if full precision is asked of a quantized file.
+        CheckpointError: if a tensor is missing or of the wrong shape.
+    """
+    if weights == FULL and facts.checkpoint.is_quantized:
+        raise InputError(f"{facts.name} is quantized; full precision needs the source it was made from")
+    with torch.device("meta"):
+        model = CogVideoXTransformer3DModel.from_config(facts.config)
+    tensors, quantized = _read(facts, weights, device, dtype)
+    for path, weight in quantized.items():
+        _put(model, path, QuantizedLinear(weight, tensors.pop(f"{path}.bias", None)))
+    _fill(model, tensors)
+    _fill_tables(model, facts, device, dtype)
+    left = [name for name, tensor in _tensors(model) if tensor.is_meta]
+    if left:
+        raise InputError(f"{facts.name} lacks {left[0]} ({len(left)} tensors in all); is the download whole?")
+    return model.eval().requires_grad_(False)
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of everything the transformer keeps loaded, parameters and buffers."""
+    return sum(tensor.nbytes for _, tensor in _tensors(model))
+
+
+def full_precision_bytes(facts: ModelFacts) -> int:
+    """Bytes of the same transformer with every weight in 16 bits, whatever it is stored in."""
+    with torch.device("meta"):
+        model = CogVideoXTransformer3DModel.from_config(facts.config)
+    return sum(2 * tensor.numel() for _, tensor in _tensors(model))
+
+
+def _read(
+    facts: ModelFacts, weights: str, device: torch.device, dtype: torch.dtype
+) -> tuple[dict[str, torch.Tensor], dict[str, QuantizedWeight]]:
+    """Tensors and quantized weights by diffusers name, on the device."""
+    tensors, quantized = {}, {}
+    for name, value in _items(facts, weights, device):
+        if isinstance(value, QuantizedWeight):
+            quantized[facts.family.to_diffusers(name)] = value.to(device)
+        else:
+            tensors[facts.family.to_diffusers(name)] = value.to(device, dtype)
+    return tensors, quantized
+
+
+def _items(
+    facts: ModelFacts, weights: str, device: torch.device
+) -> Iterator[tuple[str, QuantizedWeight | torch.Tensor]]:
+    """Layers and tensors by native name, as stored or quantized now."""
+    checkpoint = facts.checkpoint
+    if weights != FULL and not checkpoint.is_quantized:
+        yield from quantize_tensors(checkpoint, QuantizeConfig(method=weights), device=device)
+        return
+    weight_names = {f"{layer}.weight" for layer in checkpoint.formats}
+    yield from ((layer, checkpoint.quantized(layer)) for layer in checkpoint.formats)
+    yield from ((name, checkpoint.tensor(name)) for name in checkpoint.shapes if name not in weight_names)
+
+
+def _put(model: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, leaf = path.rpartition(".")
+    setattr(model.get_submodule(parent), leaf, module)
+
+
+def _fill(model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        parent, _, leaf = name.rpartition(".")
+        module = model.get_submodule(parent)
+        if leaf in module._buffers:
+            module._buffers[leaf] = tensor
+        else:
+            setattr(module, leaf, nn.Parameter(tensor, requires_grad=False))
+
+
+def _fill_tables(model: nn.Module, facts: ModelFacts, device: torch.device, dtype: torch.dtype) -> None:
+    """Buffers that no file holds (the sincos position table) come from a real model without blocks."""
+    waiting = [name for name, buffer in model.named_buffers() if buffer.is_meta]
+    if not waiting:
+        return
+    shell = CogVideoXTransformer3DModel.from_config({**facts.config, "num_layers": 0})
+    own = dict(shell.named_buffers())
+    _fill(model, {name: own[name].to(device, dtype) for name in waiting if name in own})
+
+
+def _tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
