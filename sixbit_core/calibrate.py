@@ -1,156 +1,32 @@
-"""Calibration: what NVFP4 activations cost each linear, and the thresholds that give the asked-for bits.
+"""Fit a predictor to calibration runs, and solve the thresholds that give the asked-for bits.
 
-In W4A8 runs without cache, per linear and evaluation t, with Ŵ the decoded weight, Q₄ and Q₈ activations
-rounded to NVFP4 and INT8 (rotated where the weight is), and W the full-precision weight:
-
-    excess e = (‖XŴᵀ − Q₄(X)Ŵᵀ‖₂ − ‖XŴᵀ − Q₈(X)Ŵᵀ‖₂) / ‖XŴᵀ‖₂        ours
-    paper  E = ‖XWᵀ − Q₄(XH)·Q₄(WH)ᵀ‖₂ / ‖XWᵀ‖₂                        6Bit-Diffusion (arXiv 2603.18742)
-
-E holds the weight's error too, which both routes share. Per linear a line is fitted to e(t) over Γ(t−1).
-Streams are measured apart and the worst counts, as it does when a run decides. θ is then solved on whole
-runs, INT8 that is forced by a missing Γ included, once without and once with the delta cache.
+Per linear a least-squares line is fitted to the error e(t) over Γ(t−1) (`calibration_run` defines and
+records both). θ is then solved closed-loop on whole runs, INT8 that is forced by a missing Γ included,
+once without and once with the delta cache. Source: 6Bit-Diffusion (arXiv 2603.18742), DMPQ.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
-from ..kernels import block_hadamard, dequantize_nvfp4, hadamard_quantize_int8, hadamard_quantize_nvfp4
+from .calibration_run import CalibrationRun, LinearRecord
 from .config import DMPQConfig
 from .layout import BlockLayout, linear_name
-from .observe import Observer
-from .plan import INPUT_OF
 from .predictor import PROGRESS_BINS, Line, LinearFit, Predictor, theta_key
-from .quantized import QuantizedWeight
 from .router import progress_bin
-from .run import RunState
 
-FullWeight = Callable[[int, str], torch.Tensor]
-SAMPLED_ROWS = 256
+__all__ = [
+    "CalibrationRun",
+    "LinearRecord",
+    "ThetaSolution",
+    "fit_line",
+    "fit_predictor",
+    "open_loop_theta",
+    "solve_theta",
+    "solve_thetas",
+]
+
 OUTLIER_PERCENTILE = 0.99
-_TINY = 1e-30
-
-
-@dataclass(frozen=True)
-class LinearRecord:
-    """One linear in one evaluation of a calibration run; errors and ratio of the worst stream.
-
-    Attributes:
-        gamma: Γ of its block one evaluation earlier, None in the first.
-        excess, error_nvfp4, error_int8: relative output errors; `paper` is None without full weights.
-        ratio: outlier ratio of its input.
-    """
-
-    block: int
-    kind: str
-    progress: float
-    gamma: float | None
-    excess: float
-    error_nvfp4: float
-    error_int8: float
-    paper: float | None
-    ratio: float
-
-
-class CalibrationRun(RunState):
-    """A W4A8 run that also records errors; `records` holds them after `finish`.
-
-    Args:
-        layout: the model's block linears.
-        full_weight: (block, kind) -> (N, K) weight before quantization, for the paper's error; or None.
-        rows: tokens of each stream that errors are measured on, evenly spaced.
-    """
-
-    def __init__(
-        self, layout: BlockLayout, full_weight: FullWeight | None = None, rows: int = SAMPLED_ROWS
-    ) -> None:
-        self._full_weight, self._sampled_rows = full_weight, rows
-        super().__init__(layout, DMPQConfig(router="int8"))
-        self._watch_outliers = True
-
-    def reset(self) -> None:
-        """Back to before the first evaluation."""
-        super().reset()
-        self.records: list[LinearRecord] = []
-        self._errors = Observer()
-
-    def linear(
-        self,
-        block_index: int,
-        kind: str,
-        x: torch.Tensor,
-        weight: QuantizedWeight,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """As `RunState.linear`, in INT8, with the errors of both formats recorded."""
-        y = super().linear(block_index, kind, x, weight, bias)
-        full = None if self._full_weight is None else self._full_weight(block_index, kind)
-        for stream in x:
-            errors = format_errors(evenly_spaced(stream, self._sampled_rows), weight, full)
-            self._errors.record((block_index, kind), errors)
-        return y
-
-    def close(self) -> None:
-        """Free every tensor; records stay."""
-        super().close()
-        self._errors.reset()
-
-    def _learn(self) -> None:
-        if self._learnt == self.evaluation:
-            return
-        worst: dict[tuple[int, str], list[float]] = {}
-        for key, values in self._errors.read():
-            worst[key] = [max(pair) for pair in zip(values, worst.get(key, values), strict=True)]
-        gammas = [memory.gamma for memory in self._memory]
-        super()._learn()
-        for (block, kind), (excess, error_nvfp4, error_int8, *paper) in worst.items():
-            self.records.append(
-                LinearRecord(
-                    block=block,
-                    kind=kind,
-                    progress=self._moment.progress,
-                    gamma=gammas[block],
-                    excess=excess,
-                    error_nvfp4=error_nvfp4,
-                    error_int8=error_int8,
-                    paper=paper[0] if paper else None,
-                    ratio=self._memory[block].ratios[INPUT_OF.get(kind, kind)],
-                )
-            )
-
-
-def format_errors(x: torch.Tensor, weight: QuantizedWeight, full: torch.Tensor | None) -> torch.Tensor:
-    """Output errors of a linear by activation format, see the module's formulas.
-
-    Args:
-        x: (M, K) input rows.
-        weight: (N, K) NVFP4.
-        full: (N, K) weight before quantization, or None.
-
-    Returns:
-        (3,) or with `full` (4,) float32 on the device: excess, NVFP4 error, INT8 error, paper's error.
-    """
-    decoded = dequantize_nvfp4(weight.data, weight.scale, weight.global_scale)
-    rotated = block_hadamard(x.float(), weight.hadamard)
-    q, scale = hadamard_quantize_int8(x, weight.hadamard)
-    rounded = dequantize_nvfp4(*hadamard_quantize_nvfp4(x, weight.hadamard))
-    exact = (rotated @ decoded.T).norm().clamp(min=_TINY)
-    error_nvfp4 = ((rotated - rounded) @ decoded.T).norm() / exact
-    error_int8 = ((rotated - q * scale) @ decoded.T).norm() / exact
-    errors = [error_nvfp4 - error_int8, error_nvfp4, error_int8]
-    if full is not None:
-        y = x.float() @ full.float().T
-        errors.append((y - rounded @ decoded.T).norm() / y.norm().clamp(min=_TINY))
-    return torch.stack(errors)
-
-
-def evenly_spaced(x: torch.Tensor, rows: int) -> torch.Tensor:
-    """At most `rows` rows of `x` (N, K), evenly spaced; the same for the same N."""
-    if x.shape[0] <= rows:
-        return x
-    return x[torch.arange(rows, device=x.device) * x.shape[0] // rows]
 
 
 def fit_predictor(

@@ -8,10 +8,11 @@ whose decisions are made from them.
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-Reading = tuple[Hashable, list[float]]
+Reading = tuple[Any, list[float]]
 
 
 class NonFiniteError(RuntimeError):

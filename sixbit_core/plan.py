@@ -6,11 +6,12 @@ the router chose: bf16 for a linear whose input has outliers, INT8 for the other
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .config import DeltaCacheConfig
 from .formats import FORMATS
+from .observe import NonFiniteError, Reading
 from .router import ROUTERS, Place, RouterTables
 from .skip import SKIP_POLICIES, Observation
 
@@ -91,6 +92,48 @@ def plan_block(
     refresh = not skip and memory.consecutive > 0
     formats = {} if tables is None else _formats(memory, block, now, refresh, tables)
     return BlockPlan(skip, refresh, formats)
+
+
+def learn(
+    memories: Sequence[BlockMemory], plans: Sequence[BlockPlan], readings: Iterable[Reading], evaluation: int
+) -> None:
+    """Take the measures of an evaluation into the memories of all blocks.
+
+    Args:
+        memories, plans: one per block.
+        readings: ("block", block, evaluations since its kept Δ) -> Γ and, where there was a Δ, its change,
+            one reading a stream; ("outliers", block, kind) -> ratio, one a stream.
+        evaluation: for the message.
+
+    Raises:
+        NonFiniteError: for the first block whose Γ is not finite.
+    """
+    seen = [_Measures() for _ in memories]
+    for (what, block, detail), values in readings:
+        if what == "block":
+            seen[block].gammas.append(values[0])
+            seen[block].changes.append(values[1] / detail if len(values) > 1 else math.nan)
+        else:
+            seen[block].ratios[detail] = max(values[0], seen[block].ratios.get(detail, 0.0))
+    for block, (memory, plan, measures) in enumerate(zip(memories, plans, seen, strict=True)):
+        if not all(map(math.isfinite, measures.gammas)):
+            raise NonFiniteError(
+                f"evaluation {evaluation}, block {block}: the output is not finite (NaN or infinity); a model "
+                "that overflows in float16 must run in bfloat16 or float32"
+            )
+        if plan.skip:
+            memory.skipped(newcomers=bool(measures.gammas))
+        else:
+            memory.computed(measures.gammas, measures.changes, measures.ratios)
+
+
+@dataclass
+class _Measures:
+    """One block's measures of one evaluation, over all streams."""
+
+    gammas: list[float] = field(default_factory=list)
+    changes: list[float] = field(default_factory=list)
+    ratios: dict[str, float] = field(default_factory=dict)
 
 
 def _may_skip(memory: BlockMemory, block: int, now: Moment, cache: DeltaCacheConfig | None) -> bool:

@@ -12,10 +12,9 @@ computed for it alone (the rows that have one keep their skip), and no skip is p
 A residual of a stream that one whole evaluation did not see, or of another size, is dropped.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 
 import torch
 
@@ -25,7 +24,7 @@ from .delta_cache import DeltaCache
 from .layout import BlockLayout, Stream
 from .linear import mixed_linear
 from .observe import NonFiniteError, Observer
-from .plan import INPUT_OF, BlockMemory, BlockPlan, Moment, plan_block
+from .plan import INPUT_OF, BlockMemory, BlockPlan, Moment, learn, plan_block
 from .predictor import Predictor
 from .quantized import QuantizedWeight
 from .report import Ledger, RunReport
@@ -207,23 +206,7 @@ class RunState:
         if self._learnt == self.evaluation:
             return
         self._learnt = self.evaluation
-        seen = [_Measures() for _ in self._memory]
-        for (what, block, *rest), values in self._observer.read():
-            if what == "block":
-                seen[block].gammas.append(values[0])
-                seen[block].changes.append(values[1] / rest[0] if len(values) > 1 else math.nan)
-            else:
-                seen[block].ratios[rest[0]] = max(values[0], seen[block].ratios.get(rest[0], 0.0))
-        for block, (memory, plan, measures) in enumerate(zip(self._memory, self._plans, seen, strict=True)):
-            if not all(map(math.isfinite, measures.gammas)):
-                raise NonFiniteError(
-                    f"evaluation {self.evaluation}, block {block}: the output is not finite (NaN or "
-                    "infinity); a model that overflows in float16 must run in bfloat16 or float32"
-                )
-            if plan.skip:
-                memory.skipped(newcomers=bool(measures.gammas))
-            else:
-                memory.computed(measures.gammas, measures.changes, measures.ratios)
+        learn(self._memory, self._plans, self._observer.read(), self.evaluation)
 
     def _record_outliers(self, block: int, kind: str, x: torch.Tensor) -> None:
         kind = INPUT_OF.get(kind, kind)
@@ -311,12 +294,3 @@ def run_block(
     if index == run.layout.blocks - 1:
         run._observer.flush()
     return video, text
-
-
-@dataclass
-class _Measures:
-    """One block's measures of one evaluation, over all streams."""
-
-    gammas: list[float] = field(default_factory=list)
-    changes: list[float] = field(default_factory=list)
-    ratios: dict[str, float] = field(default_factory=dict)
