@@ -12,10 +12,9 @@ from diffusers import (
     CogVideoXPipeline,
     CogVideoXTransformer3DModel,
 )
-from transformers import T5Config, T5EncoderModel, T5Tokenizer
-
 from sixbit_diffusion.engine.machine import find_machine
 from sixbit_diffusion.engine.pipeline import LoadedModel, load_model
+from transformers import T5Config, T5EncoderModel, T5Tokenizer
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "reference" / "pipeline" / "tokenizer"
 TEXT_LENGTH = 16

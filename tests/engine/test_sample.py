@@ -1,6 +1,5 @@
 import torch
 from diffusers import CogVideoXPipeline
-
 from sixbit_diffusion.engine.sample import ClipSpec, sample
 from sixbit_diffusion.engine.settings import Choice, RunSettings, resolve
 from sixbit_diffusion.sixbit_core.config import DeltaCacheConfig

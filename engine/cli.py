@@ -1,0 +1,256 @@
+"""The `sixbit` command: arguments in, one function of the engine called, an exit code out.
+
+0 done, 2 bad input, 1 anything else, 130 interrupted; what went wrong is one line on stderr. Only light
+modules are imported here, so that `--help` answers at once.
+"""
+
+import argparse
+import shlex
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+from ..sixbit_core.config import CACHE_LOCATIONS, PRESETS
+from . import commands
+from .errors import InputError
+
+DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+CHOSEN_BY_PRESET = "default: the preset's"
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are ours to print."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (see {self.prog} --help)")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line, without the program's name; the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    try:
+        parsed = build_parser().parse_args(given)
+        parsed.command_line = shlex.join(["sixbit", *given])
+        parsed.run(parsed)
+        return DONE
+    except KeyboardInterrupt:
+        return _fail("interrupted", INTERRUPTED, debug)
+    except Exception as error:
+        return _fail(_line(error), BAD_INPUT if _is_bad_input(error) else FAILED, debug)
+
+
+def build_parser() -> Parser:
+    """The whole command line."""
+    parser = Parser(prog="sixbit", description="CogVideoX in six bits.", allow_abbrev=False)
+    known = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, run, fill, summary, example in COMMANDS:
+        command = known.add_parser(
+            name,
+            help=summary,
+            description=summary[0].upper() + summary[1:] + ".",
+            epilog=f"example:\n  {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        fill(command)
+        command.add_argument("--debug", action="store_true", help="show the trace when something goes wrong")
+        command.set_defaults(run=run)
+    return parser
+
+
+def _generate(parser: Parser) -> None:
+    _add_model(parser)
+    parser.add_argument("--prompt", required=True, metavar="TEXT", help="what the clip shows")
+    parser.add_argument("--negative", default="", metavar="TEXT", help="what it must not show")
+    parser.add_argument("--image", metavar="FILE", help="first frame, for an image-to-video model")
+    _add_sampling(parser)
+    parser.add_argument("--seed", type=int, default=0, help="of the noise (default 0)")
+    _add_run(parser)
+    parser.add_argument("--compare", action="store_true", help="sample in full precision too, and compare")
+    _add_device(parser)
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder of clip, pictures and report")
+    parser.add_argument("--report", metavar="FILE", help="write the report there too")
+
+
+def _quantize(parser: Parser) -> None:
+    parser.add_argument("source", metavar="SRC", help="diffusers folder or safetensors file")
+    parser.add_argument("target", metavar="DST", help="the safetensors file to write")
+    parser.add_argument("--method", default="search", metavar="NAME", help="rtn or search (default search)")
+    parser.add_argument("--rotation", default="auto", metavar="NAME", help="auto, on or off (default auto)")
+    parser.add_argument("--calibration", metavar="DIR", help="sample inputs, for rotation auto")
+    parser.add_argument("--compatible", action="store_true", help="plain NVFP4 that any ComfyUI reads")
+    parser.add_argument("--force", action="store_true", help="replace an existing target")
+
+
+def _calibrate(parser: Parser) -> None:
+    _add_model(parser)
+    parser.add_argument("--prompts", metavar="FILE|N", help="captions, one a line; or how many (default 4)")
+    _add_sampling(parser)
+    parser.add_argument("--seed", type=int, default=0, help="of the first clip's noise (default 0)")
+    parser.add_argument(
+        "--bits", type=_numbers, default=(5.0, 6.0, 7.0), metavar="LIST", help="default 5,6,7"
+    )
+    _add_device(parser)
+    parser.add_argument("--out", required=True, metavar="FILE", help="the predictor file to write")
+
+
+def _inspect(parser: Parser) -> None:
+    parser.add_argument("file", metavar="FILE", help="checkpoint file or folder")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def _evaluate(parser: Parser) -> None:
+    _add_model(parser)
+    parser.add_argument("--prompts", metavar="FILE|N", help="captions, one a line; or how many (default 16)")
+    parser.add_argument("--seeds", type=_whole_numbers, default=(0,), metavar="LIST", help="default 0")
+    _add_sampling(parser)
+    _add_run(parser)
+    parser.add_argument("--against-full", action="store_true", help="PSNR and SSIM against full precision")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes that share the work")
+    _add_device(parser)
+    parser.add_argument("--out", required=True, metavar="FILE", help="the JSON file to write")
+    parser.add_argument("--shard", type=_shard, help=argparse.SUPPRESS)
+
+
+def _check(parser: Parser) -> None:
+    _add_model(parser, default="reference")
+    _add_sampling(parser)
+    _add_run(parser)
+    _add_device(parser)
+
+
+def _add_model(parser: Parser, default: str | None = None) -> None:
+    told = "reference, a diffusers pipeline folder, or a transformer file"
+    parser.add_argument("--model", required=default is None, default=default, metavar="NAME", help=told)
+    parser.add_argument("--pipeline", metavar="FOLDER", help="VAE, text encoder and scheduler for a file")
+
+
+def _add_sampling(parser: Parser) -> None:
+    parser.add_argument("--steps", type=int, default=50, help="default 50")
+    parser.add_argument("--cfg", type=float, default=6.0, help="guidance scale (default 6.0)")
+    parser.add_argument("--frames", type=int, metavar="N", help="default: what the model was trained for")
+    parser.add_argument("--size", type=_size, metavar="HxW", help="default: what the model was trained for")
+
+
+def _add_run(parser: Parser) -> None:
+    group = parser.add_argument_group("precision and cache (what is given wins over the preset)")
+    group.add_argument("--preset", metavar="NAME", help=f"{', '.join(PRESETS)} (default balanced)")
+    precisions = "full, w4a16, w4a8, w4a4, dmpq (default dmpq)"
+    group.add_argument("--precision", default="dmpq", metavar="NAME", help=precisions)
+    group.add_argument("--bits", type=float, help=f"average activation bits of dmpq ({CHOSEN_BY_PRESET})")
+    group.add_argument(
+        "--router", metavar="NAME", help=f"of dmpq: auto, gamma, static, … ({CHOSEN_BY_PRESET})"
+    )
+    group.add_argument("--predictor", metavar="FILE", help="written by `sixbit calibrate` for this model")
+    group.add_argument("--no-pdr", action="store_true", help="no purified refresh after a skip")
+    group.add_argument("--cache", default="tdc", metavar="NAME", help="off or tdc (default tdc)")
+    group.add_argument("--threshold", type=float, help=f"of the cache ({CHOSEN_BY_PRESET})")
+    group.add_argument("--max-skips", type=int, metavar="N", help=f"in a row ({CHOSEN_BY_PRESET})")
+    group.add_argument("--start", type=float, help=f"share of sampling before any skip ({CHOSEN_BY_PRESET})")
+    group.add_argument(
+        "--end", type=float, help=f"share of sampling after the last skip ({CHOSEN_BY_PRESET})"
+    )
+    where = ", ".join(CACHE_LOCATIONS)
+    group.add_argument("--cache-location", metavar="NAME", help=f"{where} (default auto)")
+
+
+def _add_device(parser: Parser) -> None:
+    parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu or cuda (default auto)")
+
+
+def _size(text: str) -> tuple[int, int]:
+    height, cross, width = text.lower().partition("x")
+    if not (cross and height.isdecimal() and width.isdecimal()):
+        raise argparse.ArgumentTypeError(f"needs HEIGHTxWIDTH, 480x720 for one, got {text!r}")
+    return int(height), int(width)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"needs numbers and commas, got {text!r}") from None
+
+
+def _whole_numbers(text: str) -> tuple[int, ...]:
+    if not all(part.strip().isdecimal() for part in text.split(",")):
+        raise argparse.ArgumentTypeError(f"needs whole numbers and commas, got {text!r}")
+    return tuple(int(part) for part in text.split(","))
+
+
+def _shard(text: str) -> tuple[int, int]:
+    index, count = text.split("/")
+    return int(index), int(count)
+
+
+def _line(error: Exception) -> str:
+    """An exception as one line."""
+    text = " ".join(str(error).split()) or "no message"
+    if _is_bad_input(error) or type(error) is RuntimeError:
+        return text
+    return f"{type(error).__name__}: {text}"
+
+
+def _is_bad_input(error: Exception) -> bool:
+    if isinstance(error, InputError):
+        return True
+    from ..sixbit_core.checkpoint import CheckpointError  # brings torch: only once something has gone wrong
+
+    return isinstance(error, CheckpointError)
+
+
+def _fail(line: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"sixbit: {line}", file=sys.stderr)
+    return code
+
+
+# name, what runs, what fills its parser, summary, example
+COMMANDS = (
+    (
+        "generate",
+        commands.run_generate,
+        _generate,
+        "make a clip",
+        'sixbit generate --model reference --prompt "a red star is moving right on a white background" '
+        "--compare --out out/demo",
+    ),
+    (
+        "quantize",
+        commands.run_quantize,
+        _quantize,
+        "write a quantized copy of a checkpoint",
+        "sixbit quantize CogVideoX-5b cogvideox-5b-nvfp4.safetensors",
+    ),
+    (
+        "calibrate",
+        commands.run_calibrate,
+        _calibrate,
+        "measure a model and write its predictor",
+        "sixbit calibrate --model CogVideoX-2b --prompts captions.txt --out cogvideox-2b.json",
+    ),
+    (
+        "inspect",
+        commands.run_inspect,
+        _inspect,
+        "say what a checkpoint holds",
+        "sixbit inspect cogvideox-5b-nvfp4.safetensors",
+    ),
+    (
+        "evaluate",
+        commands.run_evaluate,
+        _evaluate,
+        "make many clips and score them",
+        "sixbit evaluate --model reference --prompts 64 --precision w4a8 --against-full --out out/w4a8.json",
+    ),
+    (
+        "check",
+        commands.run_check,
+        _check,
+        "say what is there, what is missing, and what this machine will do",
+        "sixbit check --model reference",
+    ),
+)

@@ -1,0 +1,197 @@
+"""What each `sixbit` command does with its arguments. Heavy modules are imported when a command runs."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import InputError
+
+if TYPE_CHECKING:
+    from .settings import Choice
+
+OnProgress = Callable[[str, int, int], None]
+
+
+def run_generate(given: Namespace) -> None:
+    """`sixbit generate`."""
+    choice = read_choice(given)
+    _quiet()
+    from .generate import GenerateRequest, generate
+
+    request = GenerateRequest(
+        model=given.model,
+        prompt=given.prompt,
+        out=Path(given.out),
+        choice=choice,
+        pipeline=_path(given.pipeline),
+        negative=given.negative,
+        image=_path(given.image),
+        steps=given.steps,
+        cfg=given.cfg,
+        seed=given.seed,
+        size=given.size,
+        frames=given.frames,
+        compare=given.compare,
+        device=given.device,
+        report=_path(given.report),
+        command=given.command_line,
+    )
+    with progress_bars() as progress:
+        result = generate(request, progress, say)
+    say(result.line)
+
+
+def run_quantize(given: Namespace) -> None:
+    """`sixbit quantize`."""
+    if given.calibration is not None:
+        raise InputError("--calibration is not read yet; rotation auto rotates every block linear")
+    from ..sixbit_core.quantize import QuantizeConfig, quantize_checkpoint
+
+    try:
+        config = QuantizeConfig(given.method, given.rotation, given.compatible, given.force)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    with progress_bars() as progress:
+
+        def on_bytes(done: int, total: int, name: str) -> None:
+            progress("quantize", done, total)
+
+        made = quantize_checkpoint(Path(given.source), Path(given.target), config, on_bytes)
+    ratio = made.source_bytes / made.target_bytes
+    say(
+        f"{made.target}: {made.family}, {made.layers} layers in NVFP4 ({made.rotated} rotated), "
+        f"{made.target_bytes / 1e6:.1f} MB, {ratio:.2f}x smaller, {made.seconds:.1f} s"
+    )
+
+
+def run_calibrate(given: Namespace) -> None:
+    """`sixbit calibrate`."""
+    _quiet()
+    from .calibrate import CalibrateRequest, calibrate
+
+    request = CalibrateRequest(
+        model=given.model,
+        out=Path(given.out),
+        pipeline=_path(given.pipeline),
+        prompts=given.prompts,
+        steps=given.steps,
+        cfg=given.cfg,
+        seed=given.seed,
+        size=given.size,
+        frames=given.frames,
+        bits=given.bits,
+        device=given.device,
+    )
+    with progress_bars() as progress:
+        calibrate(request, progress, say)
+
+
+def run_inspect(given: Namespace) -> None:
+    """`sixbit inspect`."""
+    from ..sixbit_core.inspect import format_inspection, inspect_checkpoint
+
+    found = inspect_checkpoint(Path(given.file))
+    print(json.dumps(found, indent=1) if given.json else format_inspection(found))
+
+
+def run_evaluate(given: Namespace) -> None:
+    """`sixbit evaluate`."""
+    choice = read_choice(given)
+    _quiet()
+    from .evaluate import EvaluateRequest, evaluate
+
+    request = EvaluateRequest(
+        model=given.model,
+        out=Path(given.out),
+        choice=choice,
+        pipeline=_path(given.pipeline),
+        prompts=given.prompts,
+        seeds=given.seeds,
+        steps=given.steps,
+        cfg=given.cfg,
+        size=given.size,
+        frames=given.frames,
+        against_full=given.against_full,
+        workers=given.workers,
+        shard=given.shard,
+        device=given.device,
+        command=given.command_line,
+    )
+    with progress_bars(silent=given.shard is not None) as progress:
+        evaluate(request, progress, say)
+
+
+def run_check(given: Namespace) -> None:
+    """`sixbit check`."""
+    choice = read_choice(given)
+    _quiet()
+    from .check import check
+
+    for line in check(given.model, _path(given.pipeline), choice, given):
+        print(line)
+
+
+def read_choice(given: Namespace) -> Choice:
+    """The run that was asked for, its names and numbers checked. Raises InputError."""
+    from .settings import Choice, check_choice
+
+    choice = Choice(
+        precision=given.precision,
+        cache=given.cache,
+        preset=given.preset,
+        router=given.router,
+        bits=given.bits,
+        predictor=_path(given.predictor),
+        purified_refresh=False if given.no_pdr else None,
+        threshold=given.threshold,
+        max_skips=given.max_skips,
+        start=given.start,
+        end=given.end,
+        cache_location=given.cache_location,
+    )
+    check_choice(choice)
+    return choice
+
+
+def say(line: str) -> None:
+    """One line for the reader."""
+    print(line, flush=True)
+
+
+@contextmanager
+def progress_bars(silent: bool = False) -> Iterator[OnProgress]:
+    """A function (what, done, in all) that draws one bar per `what`; draws nothing where nobody watches."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=silent or not console.is_terminal) as bars:
+        tasks: dict[str, int] = {}
+
+        def progress(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield progress
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
+
+
+def _quiet() -> None:
+    """Other libraries' notes stay off our one line; their errors still raise."""
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    diffusers_logging.set_verbosity_error()
+    diffusers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()

@@ -1,0 +1,122 @@
+"""The report of one clip, and the lines that begin and end a run."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..sixbit_core.delta_cache import bytes_needed
+from .facts import REFERENCE, ModelFacts, reference_folder
+from .machine import Machine, peak_memory_bytes, versions
+from .metrics import psnr, ssim
+from .pipeline import LoadedModel
+from .sample import ClipSpec, Sampled
+from .settings import RunSettings
+from .transformer import full_precision_bytes, weight_bytes
+
+SECONDS = ("load", "text", "sample", "decode", "total")
+
+
+def bundled_predictor(model: str) -> Path | None:
+    """Where the predictor of the bundled reference lies; None for another model."""
+    return reference_folder().parent / "predictor.json" if model == REFERENCE else None
+
+
+def make_report(
+    model: LoadedModel,
+    settings: RunSettings,
+    machine: Machine,
+    clip: ClipSpec,
+    run: Sampled,
+    seconds: dict[str, float],
+    command: str = "",
+) -> dict[str, Any]:
+    """The report of one clip; `psnr_db` and `ssim` stay null until it is compared.
+
+    Args:
+        seconds: by the names of `SECONDS`.
+    """
+    decided = run.report.to_dict()
+    return {
+        "model": model.facts.name,
+        "fingerprint": model.facts.checkpoint.fingerprint,
+        "precision": settings.precision,
+        "cache": "off" if settings.cache is None else "tdc",
+        "cache_settings": decided.pop("cache"),
+        "steps": clip.steps,
+        "cfg": clip.cfg,
+        "seed": clip.seed,
+        "size": list(clip.size),
+        "frames": clip.frames,
+        **decided,
+        "seconds": {name: round(seconds[name], 4) for name in SECONDS},
+        "seconds_per_step": round(seconds["sample"] / clip.steps, 6),
+        "weight_bytes": weight_bytes(model.transformers[settings.weights]),
+        "weight_bytes_full_precision": full_precision_bytes(model.facts),
+        "peak_memory_bytes": peak_memory_bytes(machine.device),
+        "psnr_db": None,
+        "ssim": None,
+        "machine": f"{machine.device.type}: {machine.name}",
+        "versions": versions(),
+        "command": command,
+    }
+
+
+def compare_clips(frames: np.ndarray, full: np.ndarray) -> dict[str, float]:
+    """PSNR and SSIM of two clips of (T, H, W, 3) uint8, for a report."""
+    a, b = torch.from_numpy(frames), torch.from_numpy(full)
+    return {"psnr_db": round(psnr(a, b), 4), "ssim": round(ssim(a, b), 6)}
+
+
+def status_line(model: LoadedModel, settings: RunSettings, machine: Machine) -> str:
+    """What this machine is about to do."""
+    held = weight_bytes(model.transformers[settings.weights]) if settings.weights in model.transformers else 0
+    weights = f"; transformer {_size(held)}" if held else ""
+    number = str(model.dtype).removeprefix("torch.")
+    where = f"{machine.device.type} ({machine.name}), {number}"
+    return f"{model.facts.name} on {where}: {settings.label()}{weights}"
+
+
+def cache_line(facts: ModelFacts, settings: RunSettings, clip: ClipSpec, dtype: torch.dtype) -> str | None:
+    """What the delta cache will take, before it does; None without one."""
+    if settings.cache is None:
+        return None
+    held = cache_bytes(facts, settings, clip, dtype)
+    return f"delta cache at {settings.cache.location}: {_size(held)}"
+
+
+def cache_bytes(facts: ModelFacts, settings: RunSettings, clip: ClipSpec, dtype: torch.dtype) -> int:
+    """Bytes that a full delta cache takes for a clip."""
+    latent_frames = -(-((clip.frames - 1) // facts.temporal + 1) // (facts.config.get("patch_size_t") or 1))
+    patches = (clip.size[0] // facts.size_step) * (clip.size[1] // facts.size_step)
+    tokens = latent_frames * patches + facts.text_length
+    width = facts.config["num_attention_heads"] * facts.config["attention_head_dim"]
+    streams = 2 if clip.guided else 1
+    blocks = facts.config["num_layers"]
+    return bytes_needed(settings.cache.location, tokens, width, blocks, streams, dtype)
+
+
+def done_line(report: dict[str, Any], out: Path) -> str:
+    """What came of a run."""
+    height, width = report["size"]
+    words = [
+        f"{out}: {report['frames']} frames of {height}x{width} in {report['seconds']['total']:.1f} s "
+        f"({report['seconds_per_step']:.3f} s a step)"
+    ]
+    if report["average_activation_bits"] is not None:
+        words.append(
+            f"{report['average_activation_bits']:.2f} activation bits "
+            f"({report['effective_activation_bits']:.2f} with skips)"
+        )
+    words.append(f"{100 * (report['skipped_fraction'] or 0):.0f} % of block evaluations skipped")
+    words.append(
+        f"weights {report['weight_bytes_full_precision'] / report['weight_bytes']:.2f}x smaller than 16-bit"
+    )
+    if report["psnr_db"] is not None:
+        words.append(f"PSNR {report['psnr_db']:.1f} dB and SSIM {report['ssim']:.3f} against full precision")
+    return "; ".join(words)
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -1,0 +1,129 @@
+"""Rows of a long measurement, kept as they come, so that a run which stops goes on where it was.
+
+Beside FILE stand `FILE.partial` (or `FILE.partial-I` of process I): JSON lines, the first of them what is
+measured, each other one row with its key. They go when FILE is written.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .errors import InputError
+
+Row = dict[str, Any]
+Shard = tuple[int, int]  # (which, of how many)
+
+
+class RowStore:
+    """Rows of one measurement by key.
+
+    Args:
+        path: the file that will hold the result.
+        what: what is measured; partial files of something else are refused.
+        shard: the part of the work that this process does, None for all of it.
+
+    Raises:
+        InputError: if partial rows of another measurement stand there.
+    """
+
+    def __init__(self, path: Path, what: Row, shard: Shard | None = None) -> None:
+        self._path, self._what = path, json.loads(json.dumps(what))
+        self._own = path.with_name(f"{path.name}.partial" + ("" if shard is None else f"-{shard[0]}"))
+        self.rows: dict[str, Row] = {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.load()
+
+    def load(self) -> None:
+        """Read what any process has finished."""
+        for file in self.partials():
+            lines = [line for line in file.read_text(encoding="utf-8").split("\n") if line]
+            entries = [entry for entry in map(_parsed, lines) if entry is not None]
+            if entries and entries[0] != self._what:
+                raise InputError(f"{file} is of another measurement; delete it or choose another --out")
+            self.rows.update({entry["key"]: entry["row"] for entry in entries[1:]})
+
+    def add(self, key: str, row: Row) -> None:
+        """Keep a row, on disk when this returns."""
+        head = [] if self._own.exists() and self._own.stat().st_size else [self._what]
+        with self._own.open("a", encoding="utf-8") as file:
+            for entry in (*head, {"key": key, "row": row}):
+                file.write("\n" + json.dumps(entry, allow_nan=False))  # a line cut short ends here
+            file.flush()
+            os.fsync(file.fileno())
+        self.rows[key] = row
+
+    def partials(self) -> list[Path]:
+        """The partial files that stand there."""
+        whole = self._path.with_name(f"{self._path.name}.partial")
+        return sorted([*self._path.parent.glob(f"{whole.name}-*"), *([whole] if whole.exists() else [])])
+
+    def clear(self) -> None:
+        """Remove the partial files, once the result is written."""
+        for file in self.partials():
+            file.unlink()
+
+
+def mine(keys: Sequence[str], shard: Shard | None) -> list[str]:
+    """The keys that fall to a process."""
+    return list(keys) if shard is None else list(keys[shard[0] :: shard[1]])
+
+
+def run_workers(program: Sequence[str], count: int, watch: Callable[[], None]) -> None:
+    """Run `program` in `count` processes, each told `--shard I/count`, and wait for all of them.
+
+    Args:
+        watch: called twice a second, to show how far they are.
+
+    Raises:
+        RuntimeError: if one fails, with the last line it said.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    environment = {"OMP_NUM_THREADS": str(max(1, cores // count)), **os.environ}
+    workers = [
+        subprocess.Popen(
+            [*program, "--shard", f"{index}/{count}"],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(count)
+    ]
+    try:
+        while any(worker.poll() is None for worker in workers):
+            failed = next((worker for worker in workers if worker.poll() not in (None, 0)), None)
+            if failed is not None:
+                break
+            watch()
+            time.sleep(0.5)
+        for worker in workers:
+            if worker.poll() not in (None, 0):
+                said = worker.stderr.read().strip().splitlines()
+                raise RuntimeError(f"a worker failed: {said[-1] if said else worker.returncode}")
+        watch()
+    finally:
+        for worker in workers:
+            if worker.poll() is None:
+                worker.terminate()
+        for worker in workers:
+            worker.wait()
+            worker.stderr.close()
+
+
+def own_program() -> list[str]:
+    """How to start this program anew, installed or not."""
+    return [shutil.which(sys.executable) or sys.executable, str(Path(__file__).resolve().parents[1])]
+
+
+def _parsed(line: str) -> Row | None:
+    """One line as JSON, None where writing it was cut short."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
