@@ -48,6 +48,8 @@ def _from_folder(folder: Path) -> Collected:
         raise CheckpointError(
             f"{folder} holds no .safetensors file; give a folder with a CogVideoX transformer"
         )
+    named = [p for p in files if p.name == "diffusion_pytorch_model.safetensors"]  # beside an .fp16. variant
+    files = named or files
     if len(files) > 1:
         raise CheckpointError(
             f"{folder} holds {len(files)} .safetensors files and no index; "

@@ -82,11 +82,13 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
 def _parsed(path: Path, text: bytes, base: int, size: int) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     try:
         header = json.loads(text)
-        metadata = header.pop("__metadata__", None) or {}
-        rows = [(n, e["dtype"], tuple(e["shape"]), *e["data_offsets"]) for n, e in header.items()]
+        metadata = {str(k): str(v) for k, v in (header.pop("__metadata__", None) or {}).items()}
+        rows = [(n, str(e["dtype"]), tuple(e["shape"]), *e["data_offsets"]) for n, e in header.items()]
         rows.sort(key=lambda row: row[3:])
+        if any(len(row) != 5 for row in rows):
+            raise ValueError("data_offsets must be two numbers")
         numbers_fit = all(isinstance(v, int) and v >= 0 for row in rows for v in (*row[2], *row[3:]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} is not a safetensors file: its header is no valid JSON") from error
     tensors: dict[str, TensorInfo] = {}
     end = 0
@@ -102,7 +104,7 @@ def _parsed(path: Path, text: bytes, base: int, size: int) -> tuple[dict[str, Te
         last = next((n for n, info in tensors.items() if info.stop > size), None)
         what = f"cut short at {last}" if last else "longer than its header says"
         raise CheckpointError(f"{path} is {what} ({size} bytes, needs {base + end}); download it again")
-    return tensors, {str(k): str(v) for k, v in metadata.items()}
+    return tensors, metadata
 
 
 def read_bytes(info: TensorInfo, start: int = 0, stop: int | None = None) -> bytearray:
