@@ -34,6 +34,11 @@ class BlockLayout:
         out_features, in_features = self.shapes[block][kind]
         return out_features * in_features
 
+    def mac_share(self) -> dict[str, float]:
+        """Share of each kind in the multiply-accumulates of all blocks."""
+        macs = {kind: sum(self.macs(b, kind) for b in range(self.blocks)) for kind in self.names}
+        return {kind: count / sum(macs.values()) for kind, count in macs.items()}
+
     def linear_names(self) -> list[tuple[str, int, str]]:
         """(native name, block, kind) of every linear, in order."""
         return [(linear_name(b, k), b, k) for b in range(self.blocks) for k in self.names]

@@ -118,8 +118,8 @@ def learn(
     for block, (memory, plan, measures) in enumerate(zip(memories, plans, seen, strict=True)):
         if not all(map(math.isfinite, measures.gammas)):
             raise NonFiniteError(
-                f"evaluation {evaluation}, block {block}: the output is not finite (NaN or infinity); a model "
-                "that overflows in float16 must run in bfloat16 or float32"
+                f"evaluation {evaluation}, block {block}: the output is not finite (NaN or infinity); a "
+                "model that overflows in float16 must run in bfloat16 or float32"
             )
         if plan.skip:
             memory.skipped(newcomers=bool(measures.gammas))

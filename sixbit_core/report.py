@@ -29,6 +29,7 @@ class RunReport:
         bits_by_evaluation: average bits of what ran in each, None where every block was skipped.
         effective_bits_by_evaluation: the same with skipped linears at 0 bits.
         cache_bytes: most that the delta cache held.
+        mac_share: linear kind -> its share of all MACs of the block linears.
         choices: linear kind -> one text per block, one letter per evaluation, see `legend`.
         legend: letter -> format name, "skipped" or "not run".
     """
@@ -46,6 +47,7 @@ class RunReport:
     bits_by_evaluation: tuple[float | None, ...]
     effective_bits_by_evaluation: tuple[float | None, ...]
     cache_bytes: int
+    mac_share: Mapping[str, float]
     choices: Mapping[str, tuple[str, ...]]
     legend: Mapping[str, str]
 
@@ -124,6 +126,7 @@ class Ledger:
             bits_by_evaluation=tuple(_bits(macs, effective=False) for macs in self._macs),
             effective_bits_by_evaluation=tuple(_bits(macs, effective=True) for macs in self._macs),
             cache_bytes=cache_bytes,
+            mac_share=self._layout.mac_share(),
             choices={kind: self._texts(kind) for kind in self._layout.names},
             legend={**{code: name for name, code in CODES.items()}, NOT_RUN: "not run"},
         )
