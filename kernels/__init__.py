@@ -6,6 +6,13 @@ reference. Without Triton everything here imports and the references serve.
 
 from __future__ import annotations
 
+try:
+    import triton as _triton  # noqa: F401  (only to see whether it is there)
+except ImportError:
+    _HAS_TRITON = False
+else:
+    _HAS_TRITON = True
+
 from .cast import cast_nvfp4_to_int8
 from .delta import apply_delta
 from .dispatch import Op, use_backend
@@ -15,9 +22,22 @@ from .linear import linear_w4a4, linear_w4a8, linear_w4a16
 from .measures import block_measures, outlier_ratio
 from .nvfp4 import dequantize_nvfp4, quantize_nvfp4, tile_scales, untile_scales
 
+if _HAS_TRITON:
+    from . import (  # noqa: F401  (importing a module of twins registers them)
+        cast_triton,
+        delta_triton,
+        hadamard_triton,
+        int8_triton,
+        linear_triton,
+        measures_triton,
+        nvfp4_triton,
+        support_triton,
+    )
+
 __all__ = [
     "Op",
     "apply_delta",
+    "backend_line",
     "block_hadamard",
     "block_measures",
     "cast_nvfp4_to_int8",
@@ -35,3 +55,10 @@ __all__ = [
     "untile_scales",
     "use_backend",
 ]
+
+
+def backend_line() -> str:
+    """One sentence for people: which kernels this machine will run, and why not others."""
+    status = support_triton.status() if _HAS_TRITON else "Triton is not installed"
+    serves = "" if "kernels on" in status else "; the PyTorch references serve"
+    return f"Kernels: {status}{serves}."

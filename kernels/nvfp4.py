@@ -46,7 +46,7 @@ def quantize_nvfp4(
             amax / 6 and amax / 4. "search": the best of the eight E4M3 codes from 3 below to 4 above the
             nearest one. Better means the lower squared error of the block.
         per_row: one global scale per row instead of one for the tensor.
-        global_scale: float32 () or (M, 1) to use instead of amax / 2688 (q, k and v share one).
+        global_scale: float32 () or (M, 1), positive, to use instead of amax / 2688 (q, k and v share one).
 
     Returns:
         data: (M, K/2) uint8.
@@ -56,32 +56,28 @@ def quantize_nvfp4(
     Raises:
         ValueError: wrong type, rank or K, an unknown rounding, or a global scale of another shape.
     """
-    _check_quantize(x, rounding, global_scale)
+    check_quantize(x, rounding, global_scale)
     x = x.float()
     blocks = x.reshape(x.shape[0], -1, NVFP4_BLOCK)
     block_amax = blocks.abs().amax(dim=2)
-    amax = block_amax.amax(dim=1, keepdim=True) if per_row else block_amax.amax()
-    if global_scale is None:
-        global_scale = _divide(amax, SCALE_RANGE)
-        global_scale = torch.where(global_scale >= SMALLEST_SCALE, global_scale, 1.0)
-    elif global_scale.ndim == 2:
-        amax = block_amax.amax(dim=1, keepdim=True)
-    finite = torch.isfinite(amax)
+    by_row = per_row if global_scale is None else global_scale.ndim == 2
+    amax = block_amax.amax(dim=1, keepdim=True) if by_row else block_amax.amax()
+    global_scale = global_scale_of(amax, global_scale)
+    finite = torch.isfinite(global_scale)
 
     rows = max(1, _CHUNK // x.shape[1])
-    row_scale = global_scale.expand(x.shape[0], 1) if global_scale.ndim == 2 else global_scale
     chunks = [
         _quantize_blocks(
             blocks[i : i + rows],
             block_amax[i : i + rows],
-            row_scale[i : i + rows] if row_scale.ndim == 2 else row_scale,
+            global_scale[i : i + rows] if global_scale.ndim == 2 else global_scale,
             rounding,
         )
         for i in range(0, x.shape[0], rows)
     ]
     data = torch.where(finite, torch.cat([data for data, _ in chunks]), 0)
     codes = torch.where(finite, torch.cat([codes for _, codes in chunks]), 0)
-    return data, codes.view(torch.float8_e4m3fn), torch.where(finite, global_scale, torch.nan)
+    return data, codes.view(torch.float8_e4m3fn), global_scale
 
 
 @Op
@@ -159,6 +155,15 @@ def untile_scales(tiled: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     return plain[:rows, :columns].contiguous().view(tiled.dtype)
 
 
+def global_scale_of(amax: torch.Tensor, given: torch.Tensor | None) -> torch.Tensor:
+    """The global scale for this amax, or the given one; NaN where amax or the given one is of no use."""
+    scale = _divide(amax, SCALE_RANGE) if given is None else given
+    usable = torch.isfinite(amax) & torch.isfinite(scale)
+    if given is None:
+        scale = torch.where(scale >= SMALLEST_SCALE, scale, 1.0)
+    return torch.where(usable & (scale >= SMALLEST_SCALE), scale, torch.nan)
+
+
 def encode_e2m1(scaled: torch.Tensor) -> torch.Tensor:
     """E2M1 codes (uint8, 0 to 15) of float32 values: nearest, ties to the even code, saturating at 6."""
     rounded = _round_e2m1_(scaled.abs())
@@ -186,9 +191,7 @@ def _quantize_blocks(
         shifted = [(codes.int() + offset).clamp_(0, E4M3_MAX_CODE) for offset in SEARCH_OFFSETS]
         codes = _best(blocks, global_scale, [c.to(torch.uint8) for c in shifted])
     total = _total(codes, global_scale)
-    scaled = torch.where(
-        total[..., None] > 0, _scaled(blocks, total), 0.0
-    )  # no minus zero in a block of zeros
+    scaled = torch.where(total[..., None] > 0, _scaled(blocks, total), 0.0)
     e2m1 = encode_e2m1(scaled).view(blocks.shape[0], -1, 2)
     return (e2m1[..., 0] << 4) | e2m1[..., 1], codes
 
@@ -258,7 +261,7 @@ def _check_scales(name: str, scale: torch.Tensor) -> None:
         raise ValueError(f"{name} needs a 2-D tensor of a one-byte type, got {describe(scale)}")
 
 
-def _check_quantize(x: torch.Tensor, rounding: str, global_scale: torch.Tensor | None) -> None:
+def check_quantize(x: torch.Tensor, rounding: str, global_scale: torch.Tensor | None) -> None:
     check_float("quantize_nvfp4", x, ndim=2)
     check_nvfp4_columns("quantize_nvfp4", x.shape[1])
     if x.shape[0] == 0:

@@ -1,0 +1,91 @@
+"""Triton twin of the cast of an NVFP4 weight to INT8: one program takes a few output channels, twice."""
+
+import torch
+import triton
+import triton.language as tl
+
+from .cast import cast_nvfp4_to_int8, check_cast
+from .formats_triton import decode_e2m1, decode_e4m3, finite_abs, round_half_even, scale_from_amax
+from .int8 import INT8_MAX
+from .support_triton import on_device, supported
+
+ROWS = 4
+BYTES = 256
+
+
+@triton.jit
+def _load_pair(data_ptr, scale_ptr, rows, byte, global_scale, N, K):
+    """Float32 of the even and the odd elements of these bytes."""
+    mask = (rows < N) & (byte < K // 2)
+    data = tl.load(data_ptr + rows * (K // 2) + byte, mask=mask, other=0).to(tl.int32)
+    code = tl.load(scale_ptr + rows * (K // 16) + byte // 8, mask=mask, other=0).to(tl.int32)
+    total = decode_e4m3(code) * global_scale
+    return decode_e2m1(data >> 4) * total, decode_e2m1(data & 15) * total
+
+
+@triton.jit
+def cast_nvfp4_to_int8_kernel(
+    data_ptr,
+    scale_ptr,
+    global_ptr,
+    q_ptr,
+    channel_ptr,
+    N,
+    K,
+    global_stride,
+    INT8_MAX: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_BYTES: tl.constexpr,
+):
+    # grid: (ceil(N / BLOCK_N),)
+    channels = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = channels[:, None]
+    global_scale = tl.load(global_ptr + rows * global_stride, mask=rows < N, other=0.0)
+
+    amax = tl.zeros((BLOCK_N,), tl.float32)
+    for start in range(0, K // 2, BLOCK_BYTES):
+        byte = start + tl.arange(0, BLOCK_BYTES)[None, :]
+        even, odd = _load_pair(data_ptr, scale_ptr, rows, byte, global_scale, N, K)
+        amax = tl.maximum(amax, tl.max(tl.maximum(finite_abs(even), finite_abs(odd)), axis=1))
+    scale = scale_from_amax(amax, INT8_MAX)
+    tl.store(channel_ptr + channels, scale, mask=channels < N)
+
+    finite = (scale == scale)[:, None]
+    divisor = tl.broadcast_to(tl.where(scale == scale, scale, 1.0)[:, None], (BLOCK_N, 2 * BLOCK_BYTES))
+    for start in range(0, K // 2, BLOCK_BYTES):
+        byte = start + tl.arange(0, BLOCK_BYTES)[None, :]
+        even, odd = _load_pair(data_ptr, scale_ptr, rows, byte, global_scale, N, K)
+        values = tl.reshape(tl.join(even, odd), (BLOCK_N, 2 * BLOCK_BYTES))
+        q = tl.where(finite, round_half_even(tl.div_rn(values, divisor)), 0.0)
+        k = start * 2 + tl.arange(0, 2 * BLOCK_BYTES)[None, :]
+        tl.store(q_ptr + rows * K + k, q.to(tl.int8), mask=(rows < N) & (k < K))
+
+
+def _runs(data: torch.Tensor, *_: object, **__: object) -> bool:
+    return supported(data)
+
+
+@cast_nvfp4_to_int8.register("triton", when=_runs)
+def cast_nvfp4_to_int8_triton(
+    data: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor, out: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    check_cast(data, scale, global_scale, out)
+    N, K = data.shape[0], data.shape[1] * 2
+    q = torch.empty((N, K), dtype=torch.int8, device=data.device) if out is None else out
+    channel_scale = torch.empty((N, 1), dtype=torch.float32, device=data.device)
+    with on_device(data):
+        cast_nvfp4_to_int8_kernel[(triton.cdiv(N, ROWS),)](
+            data.contiguous(),
+            scale.contiguous().view(torch.uint8),
+            global_scale.contiguous(),
+            q,
+            channel_scale,
+            N,
+            K,
+            0 if global_scale.ndim == 0 else 1,
+            INT8_MAX=INT8_MAX,
+            BLOCK_N=ROWS,
+            BLOCK_BYTES=BYTES,
+            enable_fp_fusion=False,
+        )
+    return q, channel_scale

@@ -1,0 +1,72 @@
+"""Triton twins of the linear layers: quantize, bring the weight to a type with a fast product, multiply.
+
+The weight is converted once per call, never inside the product, which at tens of thousands of rows would
+convert it again for every tile of rows.
+"""
+
+import torch
+
+from .cast_triton import cast_nvfp4_to_int8_triton
+from .gemm_triton import capability_of, fp4_gemm, has_fp4, scaled_gemm
+from .hadamard_triton import block_hadamard_triton
+from .int8_triton import hadamard_quantize_int8_triton
+from .linear import check_linear, linear_w4a4, linear_w4a8, linear_w4a16
+from .nvfp4_triton import decode, hadamard_quantize_nvfp4_triton
+from .support_triton import supported
+
+
+def _runs(x: torch.Tensor, *_: object, **__: object) -> bool:
+    return supported(x) and x.shape[0] > 0
+
+
+@linear_w4a16.register("triton", when=_runs)
+def linear_w4a16_triton(
+    x: torch.Tensor,
+    data: torch.Tensor,
+    scale: torch.Tensor,
+    global_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    hadamard: int = 0,
+) -> torch.Tensor:
+    check_linear("linear_w4a16", x, data, scale, global_scale, bias, hadamard)
+    if hadamard > 1:
+        x = block_hadamard_triton(x, hadamard)
+    weight = decode(data, scale, global_scale, x.dtype)
+    return torch.nn.functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
+
+
+@linear_w4a8.register("triton", when=_runs)
+def linear_w4a8_triton(
+    x: torch.Tensor,
+    data: torch.Tensor,
+    scale: torch.Tensor,
+    global_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    hadamard: int = 0,
+) -> torch.Tensor:
+    check_linear("linear_w4a8", x, data, scale, global_scale, bias, hadamard)
+    q, row_scale = hadamard_quantize_int8_triton(x, hadamard)
+    weight, channel_scale = cast_nvfp4_to_int8_triton(data, scale, global_scale)
+    return scaled_gemm(q, weight, row_scale, channel_scale, bias, x.dtype)
+
+
+@linear_w4a4.register("triton", when=_runs)
+def linear_w4a4_triton(
+    x: torch.Tensor,
+    data: torch.Tensor,
+    scale: torch.Tensor,
+    global_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    hadamard: int = 0,
+) -> torch.Tensor:
+    check_linear("linear_w4a4", x, data, scale, global_scale, bias, hadamard)
+    x_data, x_scale, row_scale = hadamard_quantize_nvfp4_triton(x, hadamard)
+    data, scale, global_scale = data.contiguous(), scale.contiguous(), global_scale.contiguous()
+    if has_fp4(capability_of(x)):
+        return fp4_gemm(x_data, x_scale, data, scale, row_scale, global_scale, bias, x.dtype)
+    # Without FP4 units: e2m1 * scale has six significant bits, so bfloat16 holds it exactly. The interpreter
+    # cannot multiply bfloat16.
+    dtype = torch.bfloat16 if x.is_cuda else torch.float32
+    a = decode(x_data, x_scale, None, dtype)
+    b = decode(data, scale, None, dtype)
+    return scaled_gemm(a, b, row_scale, global_scale, bias, x.dtype)

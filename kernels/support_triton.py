@@ -1,0 +1,71 @@
+"""Whether the Triton twins can run on a tensor's device, and why not where they cannot.
+
+Having Triton installed is not enough: it needs a C compiler for its launcher and a GPU that it supports. One
+tiny kernel, run once per device and process, tells; the reason of a failure is kept and shown.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+
+OLDEST_CAPABILITY = (8, 0)  # INT8 products do not compile below
+
+
+@triton.jit
+def _probe_kernel(out_ptr):
+    # grid: (1,)
+    tl.store(out_ptr + tl.program_id(0), 1.0)
+
+
+def supported(x: torch.Tensor) -> bool:
+    """Whether twins run on the device of `x`. On the CPU they do only inside `use_backend`, interpreted."""
+    return x.is_cuda and not reason_against(x.device.index)
+
+
+@cache
+def reason_against(device: int) -> str:
+    """Why twins do not run on this CUDA device, or "" where they do."""
+    if torch.version.hip is not None:
+        return "the Triton kernels are not tested on AMD GPUs"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < OLDEST_CAPABILITY:
+        return f"the Triton kernels need compute capability 8.0, this GPU has {capability[0]}.{capability[1]}"
+    try:
+        with torch.cuda.device(device):
+            _probe_kernel[(1,)](torch.empty(1, device="cuda"))
+    except Exception as error:  # whatever it is, this machine cannot run Triton: that is the answer
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return f"Triton {triton.__version__} does not run here: {lines[-1]}"
+    return ""
+
+
+def on_device(x: torch.Tensor) -> AbstractContextManager:
+    """Make the device of `x` current, where Triton launches."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
+def rows_contiguous(x: torch.Tensor) -> torch.Tensor:
+    """`x`, copied unless its last axis is contiguous: the kernels take any stride between rows only."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def product_dtype(x: torch.Tensor) -> tl.dtype:
+    """The type in which a kernel multiplies values of `x`: its own, but float32 on the CPU.
+
+    The interpreter multiplies the bits of bfloat16 numbers instead of their values (Triton 3.9).
+    """
+    types = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
+    return types[x.dtype] if x.is_cuda else tl.float32
+
+
+def status() -> str:
+    """One clause about Triton on the current machine."""
+    if not torch.cuda.is_available():
+        return f"Triton {triton.__version__} is installed, but there is no CUDA GPU"
+    device = torch.cuda.current_device()
+    name = torch.cuda.get_device_name(device)
+    reason = reason_against(device)
+    return f"on {name} {reason}" if reason else f"Triton {triton.__version__} kernels on {name}"
