@@ -1,8 +1,8 @@
 """Run a diffusers CogVideoX transformer under a `RunState`, and leave no trace on it.
 
 Inside a `with attached(...)`, `forward` in the `__dict__` of the transformer, of each block and of each
-quantized Linear of a block is one that asks the run; afterwards, however it ends, the entries are gone and the
-class's own methods serve again.
+quantized Linear of a block is one that asks the run; afterwards, however it ends, the entries are gone and
+the class's own methods serve again.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -197,7 +197,8 @@ def _make(
     say: Callable[[str], None],
 ) -> None:
     model = load_model(request.model, request.pipeline, work.settings.weights, work.machine, facts=work.facts)
-    for line in filter(None, (work.settings.note, status_line(model, work.settings, work.machine))):
+    clip = work.clips[keys[0]][1]
+    for line in filter(None, (work.settings.note, status_line(model, work.settings, work.machine, clip))):
         say(line)
     for key in keys:
         prompt, clip = work.clips[key]

@@ -14,7 +14,7 @@ from .facts import ModelFacts, check_clip, read_facts
 from .files import make_folder, replacing, write_json
 from .machine import find_machine, reset_peak_memory
 from .pipeline import load_model
-from .report import bundled_predictor, cache_line, compare_clips, done_line, make_report, status_line
+from .report import bundled_predictor, compare_clips, done_line, make_report, status_line
 from .sample import ClipSpec, Sampled, sample
 from .settings import Choice, RunSettings, resolve
 from .transformer import FULL
@@ -98,12 +98,7 @@ def generate(
             model.drop(FULL)
         model.use(settings.weights)
     reset_peak_memory(machine.device)
-    lines = (
-        settings.note,
-        status_line(model, settings, machine),
-        cache_line(facts, settings, clip, model.dtype),
-    )
-    for line in filter(None, lines):
+    for line in filter(None, (settings.note, status_line(model, settings, machine, clip))):
         say(line)
     run = sample(model, settings, clip, embeds, lambda done, of: progress(settings.precision, done, of))
     decode_begin = time.perf_counter()

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..kernels import backend_line
 from ..sixbit_core.delta_cache import bytes_needed
 from .facts import REFERENCE, ModelFacts, reference_folder
 from .machine import Machine, peak_memory_bytes, versions
@@ -69,21 +70,15 @@ def compare_clips(frames: np.ndarray, full: np.ndarray) -> dict[str, float]:
     return {"psnr_db": round(psnr(a, b), 4), "ssim": round(ssim(a, b), 6)}
 
 
-def status_line(model: LoadedModel, settings: RunSettings, machine: Machine) -> str:
-    """What this machine is about to do."""
-    held = weight_bytes(model.transformers[settings.weights]) if settings.weights in model.transformers else 0
-    weights = f"; transformer {_size(held)}" if held else ""
+def status_line(model: LoadedModel, settings: RunSettings, machine: Machine, clip: ClipSpec) -> str:
+    """What this machine is about to do: device, kernels, precision, and the bytes it will hold."""
     number = str(model.dtype).removeprefix("torch.")
-    where = f"{machine.device.type} ({machine.name}), {number}"
-    return f"{model.facts.name} on {where}: {settings.label()}{weights}"
-
-
-def cache_line(facts: ModelFacts, settings: RunSettings, clip: ClipSpec, dtype: torch.dtype) -> str | None:
-    """What the delta cache will take, before it does; None without one."""
-    if settings.cache is None:
-        return None
-    held = cache_bytes(facts, settings, clip, dtype)
-    return f"delta cache at {settings.cache.location}: {_size(held)}"
+    words = [f"{model.facts.name} on {machine.device.type} ({machine.name}), {number}: {settings.label()}"]
+    words.append(f"transformer {_size(weight_bytes(model.use(settings.weights)))}")
+    if settings.cache is not None:
+        held = cache_bytes(model.facts, settings, clip, model.dtype)
+        words.append(f"delta cache {_size(held)} ({settings.cache.location})")
+    return "; ".join([*words, backend_line()])
 
 
 def cache_bytes(facts: ModelFacts, settings: RunSettings, clip: ClipSpec, dtype: torch.dtype) -> int:

@@ -78,12 +78,24 @@ def sample(
         RuntimeError: at the first latent that is not finite, naming the step.
     """
     embeds = embeds or model.encode(clip.prompt, clip.negative, clip.guided)
-    weights = "full" if settings is None else settings.weights
-    transformer = model.use(weights)
     if settings is None:
+        model.use("full")
         latents, seconds = _call(model, clip, embeds, on_step)
         return Sampled(latents, None, seconds)
     run = RunState(model.layout, settings.dmpq, settings.cache, settings.predictor)
+    return sample_under(model, run, settings.weights, clip, embeds, on_step)
+
+
+def sample_under(
+    model: LoadedModel,
+    run: RunState,
+    weights: str,
+    clip: ClipSpec,
+    embeds: TextEmbeds,
+    on_step: OnStep | None = None,
+) -> Sampled:
+    """Sample a clip under a run of one's own, which is closed at the end, whatever happens."""
+    transformer = model.use(weights)
     evaluations = plan(model.pipeline.scheduler, clip.steps)
     conditionings = CONDITIONINGS[2 if clip.guided else 1]
     try:

@@ -1,0 +1,144 @@
+"""`sixbit check`: what is there, what is missing, what this machine will do, in how much memory and time.
+
+Nothing is loaded and nothing can fail: what cannot be found out is said.
+
+    FLOP of a forward = 2 · streams · layers · tokens · (12 · width² + 2 · tokens · width)
+"""
+
+import importlib.util
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from ..kernels import backend_line
+from ..sixbit_core.checkpoint import CheckpointError
+from .errors import InputError
+from .facts import ModelFacts, check_clip, read_facts
+from .machine import Machine, find_machine, versions
+from .pipeline import compute_dtype
+from .report import bundled_predictor, cache_bytes
+from .sample import ClipSpec
+from .settings import Choice, RunSettings, resolve
+from .transformer import full_precision_bytes
+from .video import find_codec
+
+# Lowest compute capability -> what it means for the routes; the first that fits counts.
+PATHS = (
+    ((10, 0), "FP4 tensor cores: NVFP4 and INT8 activations both gain speed"),
+    ((8, 0), "no FP4 tensor cores: INT8 activations gain speed, NVFP4 is emulated and gains none"),
+    ((0, 0), "no INT8 kernels for this GPU: the references serve, right and slow"),
+)
+NVFP4_BITS = 4.5  # 4 bits a value and 8 bits a block of 16
+
+
+def check(model: str, pipeline: Path | None, choice: Choice, given: Namespace) -> Iterator[str]:
+    """The lines to show, one by one."""
+    found = versions()
+    yield "libraries: " + ", ".join(f"{name} {version}" for name, version in found.items())
+    for name, why in (("diffusers", "sampling"), ("transformers", "captions"), ("triton", "GPU kernels")):
+        if importlib.util.find_spec(name) is None:
+            yield f"missing: {name}, needed for {why}"
+    yield _said(lambda: f"video: {find_codec()}")
+    try:
+        machine = find_machine(given.device)
+    except InputError as error:
+        yield f"missing: {error}"
+        machine = find_machine("cpu")
+    yield f"machine: {machine.device.type} ({machine.name}), {_gib(machine.memory_bytes)}"
+    yield f"path: {machine_path(machine)}"
+    try:
+        facts = read_facts(model, pipeline)
+    except (InputError, CheckpointError) as error:
+        yield f"model: {error}"
+        return
+    yield from _model_lines(facts, machine, choice, given)
+
+
+def machine_path(machine: Machine) -> str:
+    """What the block linears will run on."""
+    if machine.device.type == "cpu":
+        return f"{backend_line()} On a CPU they are right and slow; the reference model is made for it."
+    return f"{backend_line()} {capability_path(torch.cuda.get_device_capability())}"
+
+
+def capability_path(capability: tuple[int, int]) -> str:
+    """What a CUDA device of a compute capability does with the routes."""
+    return next(path for lowest, path in PATHS if capability >= lowest)
+
+
+def _model_lines(facts: ModelFacts, machine: Machine, choice: Choice, given: Namespace) -> Iterator[str]:
+    checkpoint = facts.checkpoint
+    kind = "quantized" if checkpoint.is_quantized else "16 or 32 bits"
+    yield f"model: {facts.name}, {facts.family.label}, {kind}, fingerprint {checkpoint.fingerprint[:12]}"
+    predictor = bundled_predictor(facts.name)
+    try:
+        settings = resolve(choice, lambda: checkpoint.fingerprint, predictor)
+    except InputError as error:
+        yield f"run: {error}"
+        return
+    yield f"run: {settings.label()}" + (f" ({settings.note})" if settings.note else "")
+    size, frames = given.size or facts.size, facts.frames if given.frames is None else given.frames
+    try:
+        check_clip(facts, size, frames, Path("image") if facts.needs_image else None)
+    except InputError as error:
+        yield f"clip: {error}"
+        return
+    clip = ClipSpec("", size, frames, steps=given.steps, cfg=given.cfg)
+    yield f"clip: {frames} frames of {size[0]}x{size[1]}, {facts.fps} a second, {clip.steps} steps"
+    yield _memory_line(facts, settings, clip, machine)
+    yield f"time: about {_minutes(facts, clip, machine)} to sample, an estimate from a matrix product just now"
+
+
+def _memory_line(facts: ModelFacts, settings: RunSettings, clip: ClipSpec, machine: Machine) -> str:
+    full = full_precision_bytes(facts)
+    weights = full if settings.weights == "full" else full * NVFP4_BITS / 16
+    cache = 0
+    if settings.cache is not None:
+        cache = cache_bytes(facts, settings, clip, compute_dtype(facts.family, machine))
+    rest = sum(
+        file.stat().st_size
+        for part in ("text_encoder", "vae")
+        for file in (facts.folder / part).glob("*.safetensors")
+    )
+    return (
+        f"memory: transformer {_gib(weights)} (16-bit {_gib(full)}), delta cache {_gib(cache)}, "
+        f"text encoder and VAE {_gib(rest)}"
+    )
+
+
+def _minutes(facts: ModelFacts, clip: ClipSpec, machine: Machine) -> str:
+    config = facts.config
+    width = config["num_attention_heads"] * config["attention_head_dim"]
+    latent_frames = -(-((clip.frames - 1) // facts.temporal + 1) // (config.get("patch_size_t") or 1))
+    tokens = latent_frames * (clip.size[0] // facts.size_step) * (clip.size[1] // facts.size_step)
+    tokens += facts.text_length
+    layers = config["num_layers"]
+    flop = 2 * (2 if clip.guided else 1) * layers * tokens * (12 * width**2 + 2 * tokens * width)
+    minutes = clip.steps * flop / _rate(machine, compute_dtype(facts.family, machine)) / 60
+    return f"{minutes:.0f} minutes" if minutes >= 1.5 else f"{60 * minutes:.0f} seconds"
+
+
+def _rate(machine: Machine, dtype: torch.dtype) -> float:
+    """FLOP/s of a matrix product on this machine, a third of which a whole forward reaches."""
+    side = 4096 if machine.device.type == "cuda" else 512
+    a = torch.ones(side, side, device=machine.device, dtype=dtype)
+    best = float("inf")
+    for _ in range(5):
+        begin = time.perf_counter()
+        (a @ a).flatten()[0].item()
+        best = min(best, time.perf_counter() - begin)
+    return 2 * side**3 / best / 3
+
+
+def _said(line: Callable[[], str]) -> str:
+    try:
+        return line()
+    except InputError as error:
+        return f"missing: {error}"
+
+
+def _gib(count: float) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
