@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from .report import CODES, RunReport
 
-COLOURS = {"nvfp4": "#56B4E9", "int8": "#E69F00", "bf16": "#0072B2", "skipped": "#F2F2F2"}
+COLOURS = {"nvfp4": "#56B4E9", "int8": "#D55E00", "bf16": "#0072B2", "skipped": "#F2F2F2"}
 LABELS = {"nvfp4": "NVFP4 (4 bits)", "int8": "INT8 (8 bits)", "bf16": "16 bits", "skipped": "skipped"}
 EFFECTIVE_COLOUR = "#BBBBBB"
 TEXT, FAINT, BACKGROUND = "#222222", "#777777", "#FFFFFF"

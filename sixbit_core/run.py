@@ -142,9 +142,7 @@ class RunState:
             RuntimeError: if that block is not running.
         """
         if block_index != self._block:
-            raise RuntimeError(
-                f"linear {kind} of block {block_index} ran while block {self._block} is running"
-            )
+            raise RuntimeError(f"linear {kind} of block {block_index} ran outside run_block of that block")
         if kind not in self.layout.names:
             raise ValueError(f"linear kind must be one of {', '.join(self.layout.names)}, got {kind!r}")
         if x.ndim != 3 or x.shape[0] != len(self._streams):

@@ -1,0 +1,123 @@
+import pytest
+from sixbit_diffusion.sixbit_core.config import DMPQConfig
+from sixbit_diffusion.sixbit_core.formats import FORMATS
+from sixbit_diffusion.sixbit_core.layout import BlockLayout
+from sixbit_diffusion.sixbit_core.predictor import Line, LinearFit, Predictor
+from sixbit_diffusion.sixbit_core.router import (
+    ROUTERS,
+    Place,
+    RouterTables,
+    int8_split,
+    progress_bin,
+    resolve_router,
+)
+
+LAYOUT = BlockLayout(("q", "ff"), ({"q": (16, 16), "ff": (48, 16)},) * 2)
+LEVEL = Line(0.0, 0.0, 0.0)
+EARLY, LATE = (0.5,) * 5 + (0.0,) * 5, (0.0,) * 5 + (0.5,) * 5
+
+
+def fit(gain, by_progress, macs, paper=LEVEL):
+    return LinearFit(Line(1.0, 0.0, 1.0), paper, 0.01 + gain, 0.01, by_progress, macs)
+
+
+PREDICTOR = Predictor(
+    "toy",
+    "f" * 16,
+    {},
+    {
+        "blocks.0.q": fit(0.1, EARLY, 256),
+        "blocks.0.ff": fit(0.2, EARLY, 768),
+        "blocks.1.q": fit(0.05, LATE, 256),
+        "blocks.1.ff": fit(0.3, LATE, 768),
+    },
+    {},
+    {"6.0": {"cache_off": 0.5, "cache_on": 0.2, "paper_cache_off": -1.0}},
+)
+
+
+def route(name, block=0, kind="q", gamma=0.3, evaluation=1, progress=0.0, cache_on=False, **settings):
+    tables = RouterTables(DMPQConfig(router=name, **settings), LAYOUT, PREDICTOR, cache_on)
+    return ROUTERS[name](Place(evaluation, progress, block, kind, gamma), tables)
+
+
+def average_bits(name, evaluations, **settings):
+    tables = RouterTables(DMPQConfig(router=name, **settings), LAYOUT, PREDICTOR, False)
+    total = weight = 0
+    for t in range(evaluations):
+        for _, block, kind in LAYOUT.linear_names():
+            chosen = ROUTERS[name](Place(t, t / evaluations, block, kind, 0.3), tables)
+            total += FORMATS[chosen].bits * LAYOUT.macs(block, kind)
+            weight += LAYOUT.macs(block, kind)
+    return total / weight
+
+
+def test_gamma():
+    assert route("gamma", gamma=0.51) == "int8"
+    assert route("gamma", gamma=0.5) == "nvfp4"  # α·Γ + β > θ, not >=
+    assert route("gamma", gamma=None) == "int8"
+    assert route("gamma", gamma=0.3, cache_on=True) == "int8"
+    assert route("gamma", gamma=0.3, error="paper") == "int8"  # its line is level at 0, its θ -1
+    assert route("gamma", gamma=9.0, bits=4.0) == "nvfp4"
+    assert route("gamma", gamma=-9.0, bits=8.0) == "int8"
+
+
+def test_gamma_by_the_papers_error_needs_it():
+    linears = {**PREDICTOR.linears, "blocks.1.ff": fit(0.3, LATE, 768, paper=None)}
+    bare = Predictor("toy", "f", {}, linears, {}, PREDICTOR.theta)
+    tables = RouterTables(DMPQConfig(error="paper"), LAYOUT, bare, False)
+    with pytest.raises(ValueError, match="full-precision model"):
+        ROUTERS["gamma"](Place(1, 0.0, 0, "q", 0.3), tables)
+
+
+def test_static_takes_the_greatest_gain_per_mac_that_fits():
+    # gain per MAC: 0.q 0.1/256, 1.ff 0.3/768 (equal, so by name), 0.ff 0.2/768, 1.q 0.05/256; budget 1024
+    chosen = {(b, k) for _, b, k in LAYOUT.linear_names() if route("static", b, k) == "int8"}
+    assert chosen == {(0, "q"), (1, "ff")}
+    assert average_bits("static", 3) == 6.0
+    assert average_bits("static", 3, bits=4.0) == 4.0 and average_bits("static", 3, bits=8.0) == 8.0
+
+
+def test_static_time_follows_the_error_through_sampling():
+    assert [route("static-time", 0, "ff", progress=p) for p in (0.1, 0.9)] == ["int8", "nvfp4"]
+    assert [route("static-time", 1, "ff", progress=p) for p in (0.1, 0.9)] == ["nvfp4", "int8"]
+    assert average_bits("static-time", 10) == 6.0
+    assert [progress_bin(p) for p in (0.0, 0.0999, 0.1, 0.999, 1.0)] == [0, 0, 1, 9, 9]
+
+
+@pytest.mark.parametrize("bits", [4.0, 5.0, 6.0, 8.0])
+def test_random_meets_the_bits_and_can_be_drawn_again(bits):
+    assert abs(average_bits("random", 1000, bits=bits) - bits) < 0.1
+    drawn = [[route("random", evaluation=t, seed=seed) for t in range(40)] for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_fixed_precisions():
+    assert [route(name) for name in FORMATS] == list(FORMATS)
+
+
+def test_every_router_names_a_format():
+    assert all(route(name) in FORMATS for name in ROUTERS)
+
+
+def test_a_router_without_its_predictor_says_so():
+    for name in ("gamma", "static", "static-time"):
+        tables = RouterTables(DMPQConfig(router=name), LAYOUT, None, False)
+        with pytest.raises(ValueError, match=f'"{name}" needs a predictor'):
+            ROUTERS[name](Place(1, 0.0, 0, "q", 0.3), tables)
+
+
+def test_auto_is_static_with_a_predictor_and_says_when_not():
+    auto = DMPQConfig(router="auto", bits=5.0)
+    assert resolve_router(auto, PREDICTOR) == (DMPQConfig(router="static", bits=5.0), None)
+    config, note = resolve_router(auto, None)
+    assert config.router == "int8" and "no predictor" in note and "5 bits" in note
+    with pytest.raises(ValueError, match="auto, bf16, gamma"):
+        resolve_router(DMPQConfig(router="best"), None)
+
+
+def test_split_passes_over_what_does_not_fit():
+    items = [("big", 9.0, 60), ("mid", 5.0, 50), ("small", 0.5, 10)]
+    assert int8_split(items, 6.0) == {"big"}
+    assert int8_split(items, 6.4) == {"big", "small"}
+    assert int8_split(items, 4.0) == frozenset() and len(int8_split(items, 8.0)) == 3
