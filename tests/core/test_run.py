@@ -323,18 +323,13 @@ def test_wrong_use_is_named():
         run_block(run, 0, video, text, lambda: (video, text))
     run.begin_call([COND], 0.5, 0.0, False)
     weight = make_weights()["q"]
-    for x, kind, message in [
-        (torch.ones(1, 1, 16), "z", "linear kind"),
-        (torch.ones(1, 16), "q", r"\(B, N, K\)"),
-    ]:
+    wrong = [(torch.ones(1, 1, 16), "z", "linear kind"), (torch.ones(1, 16), "q", r"\(B, N, K\)")]
+    for x, kind, message in wrong:
         with pytest.raises(ValueError, match=message):
             run_block(run, 0, video, text, lambda x=x, kind=kind: run.linear(0, kind, x, weight, None))
-    for config, message in [
-        (DMPQConfig(router="gamma"), "needs a predictor"),
-        (DMPQConfig(router="x"), "auto"),
-    ]:
+    for router, message in [("gamma", "needs a predictor"), ("x", "auto")]:
         with pytest.raises(ValueError, match=message):
-            RunState(LAYOUT, config)
+            RunState(LAYOUT, DMPQConfig(router=router))
     with pytest.raises(ValueError, match="skip policy"):
         RunState(LAYOUT, cache=DeltaCacheConfig(policy="x"))
 
