@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from ..sixbit_core.families import ModelFamily
-from ..sixbit_core.layout import BlockLayout
 from ..sixbit_core.run import RunState, run_block
 from .linears import QuantizedLinear
 from .schedule import Evaluation
@@ -81,18 +80,6 @@ def block_linears(block: nn.Module, family: ModelFamily) -> dict[str, nn.Module]
         kind: family.to_diffusers(f"{family.blocks}.0.{kind}").split(".", 2)[2] for kind in family.linears
     }
     return {kind: block.get_submodule(path) for kind, path in paths.items()}
-
-
-def block_layout(transformer: nn.Module, family: ModelFamily) -> BlockLayout:
-    """Kinds and (out, in) shapes of every block's linears."""
-    shapes = tuple(
-        {
-            kind: (linear.out_features, linear.in_features)
-            for kind, linear in block_linears(block, family).items()
-        }
-        for block in transformer.transformer_blocks
-    )
-    return BlockLayout(tuple(family.linears), shapes)
 
 
 def _block_forward(run: RunState, index: int, block: nn.Module) -> Callable:

@@ -97,12 +97,10 @@ def calibrate(
     run_once = _run_once(model, clips, predictor, progress)
     solved = solve_thetas(predictor, records, run_once, request.bits, errors)
     solved.save(request.out)
-    found = solved.summary()
-    say(
-        f"{request.out}: {found['linears']} linears, median R² {found['median_r2']:.2f}, "
-        f"{found['positive_slopes']} slopes above zero; thresholds for {_listed(request.bits)} bits; valid for "
-        f"{facts.family.label} {fingerprint[:12]}, {clip.steps} steps, {clip.size[0]}x{clip.size[1]}"
-    )
+    found, size = solved.summary(), f"{clip.size[0]}x{clip.size[1]}"
+    fit = f"median R² {found['median_r2']:.2f}, {found['positive_slopes']} of {found['linears']} slopes up"
+    valid = f"valid for {facts.family.label} {fingerprint[:12]}, {clip.steps} steps, {size}"
+    say(f"{request.out}: {fit}; thresholds for {_listed(request.bits)} bits; {valid}")
     return solved
 
 

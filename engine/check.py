@@ -19,9 +19,9 @@ from .errors import InputError
 from .facts import ModelFacts, check_clip, read_facts
 from .machine import Machine, find_machine, versions
 from .pipeline import compute_dtype
-from .report import bundled_predictor, cache_bytes
+from .report import cache_bytes
 from .sample import ClipSpec
-from .settings import Choice, RunSettings, resolve
+from .settings import Choice, RunSettings, settle
 from .transformer import full_precision_bytes
 from .video import find_codec
 
@@ -73,9 +73,8 @@ def _model_lines(facts: ModelFacts, machine: Machine, choice: Choice, given: Nam
     checkpoint = facts.checkpoint
     kind = "quantized" if checkpoint.is_quantized else "16 or 32 bits"
     yield f"model: {facts.name}, {facts.family.label}, {kind}, fingerprint {checkpoint.fingerprint[:12]}"
-    predictor = bundled_predictor(facts.name)
     try:
-        settings = resolve(choice, lambda: checkpoint.fingerprint, predictor)
+        settings = settle(choice, facts)
     except InputError as error:
         yield f"run: {error}"
         return
@@ -89,7 +88,7 @@ def _model_lines(facts: ModelFacts, machine: Machine, choice: Choice, given: Nam
     clip = ClipSpec("", size, frames, steps=given.steps, cfg=given.cfg)
     yield f"clip: {frames} frames of {size[0]}x{size[1]}, {facts.fps} a second, {clip.steps} steps"
     yield _memory_line(facts, settings, clip, machine)
-    yield f"time: about {_minutes(facts, clip, machine)} to sample, an estimate from a matrix product just now"
+    yield f"time: about {_minutes(facts, clip, machine)} to sample, estimated from a matrix product just now"
 
 
 def _memory_line(facts: ModelFacts, settings: RunSettings, clip: ClipSpec, machine: Machine) -> str:

@@ -21,10 +21,10 @@ from .intervals import bootstrap_mean, wilson
 from .machine import Machine, find_machine, versions
 from .pipeline import LoadedModel, load_model
 from .prompts import Prompt, read_prompts
-from .report import bundled_predictor, compare_clips, make_report, status_line
+from .report import compare_clips, make_report, status_line
 from .rows import Row, RowStore, Shard, mine, own_program, run_workers
 from .sample import ClipSpec, sample_frames
-from .settings import Choice, RunSettings, resolve
+from .settings import Choice, RunSettings, settle
 
 KINDS = ("background", "colour", "shape", "motion")
 MEANS = ("psnr_db", "ssim", "average_activation_bits", "effective_activation_bits", "skipped_fraction")
@@ -168,8 +168,7 @@ def _prepare(request: EvaluateRequest) -> _Work:
         raise InputError(f"--workers must be 1 or more, got {request.workers}")
     if request.against_full and facts.checkpoint.is_quantized:
         raise InputError(f"--against-full needs full-precision weights, and {facts.name} is quantized")
-    fingerprint = facts.checkpoint.fingerprint
-    settings = resolve(request.choice, lambda: fingerprint, bundled_predictor(request.model))
+    settings = settle(request.choice, facts)
     make_folder(request.out.parent)
     clips = {
         f"{number}/{seed}": (
@@ -180,7 +179,7 @@ def _prepare(request: EvaluateRequest) -> _Work:
         for seed in request.seeds
     }
     what = {
-        "fingerprint": fingerprint,
+        "fingerprint": facts.checkpoint.fingerprint,
         "settings": settings.label(),
         "choice": {name: str(value) for name, value in vars(request.choice).items()},
         "clips": [repr(clip) for _, clip in clips.values()],

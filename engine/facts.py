@@ -12,6 +12,7 @@ from typing import Any
 
 from ..sixbit_core.checkpoint import Checkpoint, open_checkpoint
 from ..sixbit_core.families import ModelFamily
+from ..sixbit_core.layout import BlockLayout
 from .errors import InputError
 
 REFERENCE = "reference"
@@ -43,6 +44,19 @@ class ModelFacts:
     @property
     def family(self) -> ModelFamily:
         return self.checkpoint.family
+
+    @property
+    def layout(self) -> BlockLayout:
+        """Kinds and (out, in) shapes of every block's linears."""
+        family, shapes = self.family, self.checkpoint.shapes
+        blocks = range(family.layers)
+        return BlockLayout(
+            family.linears,
+            tuple(
+                {kind: shapes[f"{family.blocks}.{n}.{kind}.weight"] for kind in family.linears}
+                for n in blocks
+            ),
+        )
 
     @property
     def needs_image(self) -> bool:
@@ -103,9 +117,7 @@ def read_facts(model: str, pipeline: Path | None = None) -> ModelFacts:
             "the bundled reference has no weights here (reference/pipeline/model_index.json is missing)"
         )
     if not source.exists():
-        raise InputError(
-            f"--model {model}: no such file or folder; give reference, a pipeline folder or a file"
-        )
+        raise InputError(f"--model {model} does not exist; give reference, a pipeline folder or a file")
     if source.is_file() and pipeline is None:
         raise InputError(
             f"--model {source.name} is a transformer alone; add --pipeline FOLDER with VAE and text encoder"

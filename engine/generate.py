@@ -11,12 +11,12 @@ import numpy as np
 from ..sixbit_core.report_image import draw_run
 from .errors import InputError
 from .facts import ModelFacts, check_clip, read_facts
-from .files import make_folder, replacing, write_json
+from .files import make_folder, write_json
 from .machine import find_machine, reset_peak_memory
 from .pipeline import load_model
-from .report import bundled_predictor, compare_clips, done_line, make_report, status_line
+from .report import compare_clips, done_line, make_report, status_line
 from .sample import ClipSpec, Sampled, sample
-from .settings import Choice, RunSettings, resolve
+from .settings import Choice, RunSettings, settle
 from .transformer import FULL
 from .video import find_codec, read_image, write_mp4, write_sheet
 
@@ -81,8 +81,7 @@ def generate(
     machine = find_machine(request.device)
     facts = read_facts(request.model, request.pipeline)
     clip = check_request(request, facts)
-    fingerprint = facts.checkpoint.fingerprint
-    settings = resolve(request.choice, lambda: fingerprint, bundled_predictor(request.model))
+    settings = settle(request.choice, facts)
     out = make_folder(request.out)
     model = load_model(
         request.model, request.pipeline, FULL if request.compare else settings.weights, machine, facts=facts
@@ -163,8 +162,7 @@ def write_results(
         label = f"{settings.label()}: PSNR {report['psnr_db']:.1f} dB, SSIM {report['ssim']:.3f}"
         write_sheet(files[-1], [("full precision", full), (label, frames)])
     files.append(out / "run.png")
-    with replacing(files[-1]) as temporary:
-        draw_run(run.report, temporary)
+    draw_run(run.report, files[-1])
     for path in filter(None, (out / "report.json", request.report)):
         write_json(path, report)
         files.append(path)

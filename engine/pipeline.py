@@ -12,7 +12,6 @@ from PIL import Image
 
 from ..sixbit_core.families import ModelFamily
 from ..sixbit_core.layout import BlockLayout
-from .attach import block_layout
 from .errors import InputError
 from .facts import ModelFacts, read_facts
 from .machine import Machine
@@ -149,9 +148,8 @@ def load_model(
     parts.set_progress_bar_config(disable=True)
     parts.vae.to(machine.device).enable_tiling()
     parts.vae.enable_slicing()
-    layout = block_layout(transformer, facts.family)
     seconds = time.perf_counter() - start
-    return LoadedModel(facts, machine.device, dtype, parts, layout, seconds, {weights: transformer})
+    return LoadedModel(facts, machine.device, dtype, parts, facts.layout, seconds, {weights: transformer})
 
 
 def first_frame(image: Image.Image, size: tuple[int, int]) -> Image.Image:

@@ -45,7 +45,8 @@ def read_prompts(model: str, given: str | None, default: int, held_out: bool) ->
     """
     if given is not None and not given.lstrip("+-").isdecimal():
         return _from_file(Path(given))
-    count = default if given is None else int(given)
+    most = default if model == REFERENCE else min(default, len(PLAIN))
+    count = most if given is None else int(given)
     if count < 1:
         raise InputError(f"--prompts must be 1 or more, or a file, got {count}")
     if model == REFERENCE:

@@ -8,7 +8,7 @@ import torch
 
 from ..kernels import backend_line
 from ..sixbit_core.delta_cache import bytes_needed
-from .facts import REFERENCE, ModelFacts, reference_folder
+from .facts import ModelFacts
 from .machine import Machine, peak_memory_bytes, versions
 from .metrics import psnr, ssim
 from .pipeline import LoadedModel
@@ -17,11 +17,6 @@ from .settings import RunSettings
 from .transformer import full_precision_bytes, weight_bytes
 
 SECONDS = ("load", "text", "sample", "decode", "total")
-
-
-def bundled_predictor(model: str) -> Path | None:
-    """Where the predictor of the bundled reference lies; None for another model."""
-    return reference_folder().parent / "predictor.json" if model == REFERENCE else None
 
 
 def make_report(

@@ -7,7 +7,9 @@ from pathlib import Path
 from ..sixbit_core.config import PRESETS, DeltaCacheConfig, DMPQConfig, Preset, override
 from ..sixbit_core.predictor import Predictor, load_predictor
 from ..sixbit_core.router import AUTO, ROUTERS
+from ..sixbit_core.run import RunState
 from .errors import InputError
+from .facts import REFERENCE, ModelFacts, reference_folder
 
 DEFAULT_PRESET = "balanced"
 FIXED_ROUTERS = {"w4a16": "bf16", "w4a8": "int8", "w4a4": "nvfp4"}
@@ -70,6 +72,17 @@ class RunSettings:
             words.append(f"{self.dmpq.bits:g} bits by router {self.dmpq.router}")
         words.append("cache off" if self.cache is None else f"cache tdc, threshold {self.cache.threshold:g}")
         return ", ".join(words)
+
+
+def settle(choice: Choice, facts: ModelFacts) -> RunSettings:
+    """Turn a choice into settings for a model, and see that a run can be made of them. Raises InputError."""
+    bundled = reference_folder().parent / "predictor.json" if facts.name == REFERENCE else None
+    settings = resolve(choice, lambda: facts.checkpoint.fingerprint, bundled)
+    try:
+        RunState(facts.layout, settings.dmpq, settings.cache, settings.predictor).close()
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    return settings
 
 
 def resolve(choice: Choice, fingerprint: Callable[[], str], bundled: Path | None = None) -> RunSettings:

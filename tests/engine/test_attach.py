@@ -1,0 +1,116 @@
+import pytest
+import torch
+from sixbit_diffusion.engine import sample as sampling
+from sixbit_diffusion.engine.attach import swapped
+from sixbit_diffusion.engine.sample import ClipSpec, sample
+from sixbit_diffusion.engine.settings import Choice, resolve
+from sixbit_diffusion.engine.trajectory import record, trajectory_error
+from sixbit_diffusion.sixbit_core.run import RunState
+
+CLIP = ClipSpec("a blue ring", (32, 32), 9, steps=4)
+
+
+def left_behind(model) -> list[str]:
+    """Modules of either transformer that carry a forward of their own."""
+    return [
+        f"{weights}: {name}"
+        for weights, transformer in model.transformers.items()
+        for name, module in transformer.named_modules()
+        if "forward" in module.__dict__
+    ]
+
+
+def test_swapped_forward_runs_inside_only(tiny):
+    inside = []
+    chosen = resolve(Choice(precision="dmpq"), lambda: "")
+    sample(tiny, chosen, CLIP, on_step=lambda *_: inside.append(len(left_behind(tiny))))
+    # transformer, two blocks, six linears each; adaLN linears stay as they are
+    assert inside == [1 + 2 + 12] * 4
+    assert left_behind(tiny) == []
+
+
+@pytest.mark.parametrize("error", [RuntimeError("stop"), KeyboardInterrupt()])
+def test_nothing_stays_after_a_run_that_ends_badly(tiny, error):
+    chosen = resolve(Choice(precision="w4a8"), lambda: "")
+    expected = sample(tiny, chosen, CLIP).latents
+
+    def stop(done: int, of: int) -> None:
+        if done == 2:
+            raise error
+
+    with pytest.raises(type(error)):
+        sample(tiny, chosen, CLIP, on_step=stop)
+    assert left_behind(tiny) == []
+    assert torch.equal(sample(tiny, chosen, CLIP).latents, expected)
+
+
+def test_state_is_closed_after_a_run_that_ends_badly(tiny, monkeypatch):
+    runs = []
+
+    class Watched(RunState):
+        def close(self) -> None:
+            runs.append(self)
+            super().close()
+
+    monkeypatch.setattr(sampling, "RunState", Watched)
+
+    def stop(done: int, of: int) -> None:
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        sample(tiny, resolve(Choice(precision="w4a8"), lambda: ""), CLIP, on_step=stop)
+    assert len(runs) == 1
+
+
+def test_two_runs_at_once_are_refused(tiny):
+    transformer = tiny.use("full")
+    with (
+        swapped([(transformer, transformer.forward)]),
+        pytest.raises(RuntimeError, match="forward of its own"),
+    ):
+        sample(tiny, resolve(Choice(precision="full"), lambda: ""), CLIP)
+    assert left_behind(tiny) == []
+
+
+def test_first_latent_that_is_not_finite_stops_the_run(tiny):
+    steps = []
+    transformer = tiny.use("full")
+    clean = transformer.proj_out.bias.detach().clone()
+
+    def spoil(done: int, of: int) -> None:
+        steps.append(done)
+        if done == 2:
+            transformer.proj_out.bias.data.fill_(float("nan"))
+
+    try:
+        with pytest.raises(RuntimeError, match=r"not finite .* after step 3"):
+            sample(tiny, None, ClipSpec(CLIP.prompt, (32, 32), 9, steps=10), on_step=spoil)
+    finally:
+        transformer.proj_out.bias.data.copy_(clean)
+    assert steps[-1] <= 4
+
+
+def test_bad_block_is_named(tiny):
+    transformer = tiny.use("search")
+    bias = transformer.transformer_blocks[1].ff.net[2].bias
+    clean = bias.clone()
+    bias.fill_(float("inf"))
+    try:
+        with pytest.raises(RuntimeError, match="block 1"):
+            sample(tiny, resolve(Choice(precision="w4a8"), lambda: ""), CLIP)
+    finally:
+        bias.copy_(clean)
+    assert left_behind(tiny) == []
+
+
+def test_trajectory_error_is_zero_for_the_recorded_run_and_ranks_precisions(tiny):
+    recording = record(tiny, CLIP)
+    assert torch.equal(recording.latents, sample(tiny, None, CLIP).latents)
+    errors = {}
+    for precision in ("full", "w4a16", "w4a4"):
+        chosen = resolve(Choice(precision=precision, cache="off"), lambda: "")
+        errors[precision], report = trajectory_error(tiny, chosen, recording)
+        assert report.evaluations == 4
+    assert errors["full"] == 0
+    assert 0 < errors["w4a16"] < errors["w4a4"] < 1
+    assert left_behind(tiny) == []

@@ -1,0 +1,147 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sixbit_diffusion.engine import commands
+from sixbit_diffusion.engine.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+GENERATE = ["generate", "--model", "TINY", "--prompt", "a star", "--out", "OUT", "--device", "cpu"]
+
+BAD = [
+    ([], "COMMAND"),
+    (["paint"], "paint"),
+    (["generate", "--model", "TINY", "--out", "OUT"], "--prompt"),
+    ([*GENERATE, "--stps", "4"], "--stps"),
+    ([*GENERATE, "--model", "nowhere"], "nowhere does not exist"),
+    ([*GENERATE, "--prompt", "  "], "--prompt is empty"),
+    ([*GENERATE, "--steps", "0"], "--steps must lie between 1 and 1000, got 0"),
+    ([*GENERATE, "--steps", "many"], "--steps"),
+    ([*GENERATE, "--cfg", "nan"], "--cfg"),
+    ([*GENERATE, "--seed", "-1"], "--seed"),
+    ([*GENERATE, "--frames", "12"], "8N+1 frames; the nearest are 9 and 17"),
+    ([*GENERATE, "--frames", "0"], "the nearest are 1 and 9"),
+    ([*GENERATE, "--size", "30x40"], "the nearest is 32x32"),
+    ([*GENERATE, "--size", "30"], "HEIGHTxWIDTH"),
+    ([*GENERATE, "--image", "first.png"], "leave --image out"),
+    ([*GENERATE, "--precision", "w2a2"], "--precision must be one of full, w4a16, w4a8, w4a4, dmpq"),
+    ([*GENERATE, "--router", "lucky"], "--router must be one of"),
+    ([*GENERATE, "--preset", "best"], "--preset must be one of paper, quality, balanced, fast"),
+    ([*GENERATE, "--cache", "on"], "--cache must be one of off, tdc"),
+    ([*GENERATE, "--bits", "3"], "between 4 and 8"),
+    ([*GENERATE, "--threshold", "-1"], "threshold must be 0 or more"),
+    ([*GENERATE, "--max-skips", "-1"], "max_skips"),
+    ([*GENERATE, "--start", "0.9", "--end", "0.1"], "start and end"),
+    ([*GENERATE, "--cache-location", "moon"], "cache location must be one of"),
+    ([*GENERATE, "--router", "gamma"], "needs a predictor"),
+    ([*GENERATE, "--predictor", "absent.json"], "absent.json"),
+    ([*GENERATE, "--device", "tpu"], "--device must be auto, cpu or cuda"),
+    ([*GENERATE, "--out", "FILE"], "cannot be made a folder"),
+    (["generate", "--model", "FILE", "--prompt", "x", "--out", "OUT"], "add --pipeline"),
+    (["inspect", "FILE"], "file.txt"),
+    (["inspect", "nowhere.safetensors"], "nowhere.safetensors"),
+    (["quantize", "TINY", "TARGET", "--method", "gptq"], "gptq"),
+    (["quantize", "TINY", "TARGET", "--rotation", "maybe"], "rotation"),
+    (["quantize", "nowhere", "TARGET"], "nowhere"),
+    (["evaluate", "--model", "TINY", "--prompts", "0", "--out", "OUT"], "--prompts must be 1 or more"),
+    (["evaluate", "--model", "TINY", "--prompts", "99", "--out", "OUT"], "give a file"),
+    (["evaluate", "--model", "TINY", "--prompts", "gone.txt", "--out", "OUT"], "gone.txt"),
+    (["evaluate", "--model", "TINY", "--seeds", "a", "--out", "OUT"], "--seeds"),
+    (["evaluate", "--model", "TINY", "--workers", "0", "--out", "OUT"], "--workers"),
+    (["calibrate", "--model", "TINY", "--bits", "3", "--out", "OUT"], "--bits must lie between 4 and 8"),
+    (["calibrate", "--model", "TINY", "--steps", "2", "--out", "OUT"], "--steps must be 4 or more"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), BAD, ids=lambda value: value if isinstance(value, str) else None
+)
+def test_bad_input_is_one_line_and_code_2(arguments, said, tiny_folder, tmp_path, capsys, monkeypatch):
+    (tmp_path / "file.txt").write_text("no checkpoint")
+    places = {
+        "TINY": str(tiny_folder),
+        "OUT": str(tmp_path / "out"),
+        "FILE": str(tmp_path / "file.txt"),
+        "TARGET": str(tmp_path / "made.safetensors"),
+    }
+    monkeypatch.chdir(tmp_path)
+    code = main([places.get(argument, argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    assert code == 2, err
+    assert err.startswith("sixbit: ") and err.count("\n") == 1 and said in err
+    assert "Traceback" not in out
+    assert not (tmp_path / "made.safetensors").exists() and not (tmp_path / "out" / "clip.mp4").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (KeyboardInterrupt(), 130, "sixbit: interrupted\n"),
+        (RuntimeError("two\nlines"), 1, "sixbit: two lines\n"),
+        (ZeroDivisionError("by zero"), 1, "sixbit: ZeroDivisionError: by zero\n"),
+    ],
+)
+def test_other_ends(error, code, line, capsys, monkeypatch):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr("sixbit_diffusion.sixbit_core.inspect.inspect_checkpoint", fail)
+    assert main(["inspect", "file"]) == code
+    assert capsys.readouterr().err == line
+
+
+def test_a_value_that_is_given_wins_over_the_preset():
+    from sixbit_diffusion.engine.settings import Choice, resolve
+
+    preset = resolve(Choice(preset="fast"), lambda: "")
+    assert (preset.cache.threshold, preset.cache.max_skips, preset.dmpq.bits) == (0.25, 3, 5.0)
+    moved = resolve(Choice(preset="fast", threshold=0.1, bits=7.0, cache_location="host"), lambda: "")
+    assert (moved.cache.threshold, moved.cache.max_skips, moved.dmpq.bits) == (0.1, 3, 7.0)
+    assert moved.cache.location == "host"
+    assert resolve(Choice(precision="w4a16"), lambda: "").dmpq.purified_refresh is False
+    assert resolve(Choice(precision="w4a8"), lambda: "").dmpq.purified_refresh is True
+    assert (
+        resolve(Choice(precision="w4a8", purified_refresh=False), lambda: "").dmpq.purified_refresh is False
+    )
+
+
+def test_every_command_has_help_with_an_example(capsys):
+    for name in ("generate", "quantize", "calibrate", "inspect", "evaluate", "check"):
+        with pytest.raises(SystemExit) as end:
+            main([name, "--help"])
+        assert end.value.code == 0
+        assert f"example:\n  sixbit {name}" in capsys.readouterr().out
+        assert callable(getattr(commands, f"run_{name}"))
+
+
+def program(*arguments: str, **more: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **more}
+    return subprocess.run(
+        [sys.executable, str(ROOT), *arguments], capture_output=True, text=True, timeout=120, env=environment
+    )
+
+
+def test_help_needs_neither_torch_nor_diffusers(tmp_path):
+    for name in ("torch", "diffusers", "transformers"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('help must not need this')")
+    done = program("generate", "--help", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "--cache-location" in done.stdout
+
+
+def test_started_by_path(tiny_folder):
+    done = program("inspect", str(tiny_folder), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["blocks"] == 2
+
+
+def test_check_says_what_is_there(tiny_folder, capsys):
+    assert main(["check", "--model", str(tiny_folder), "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    for word in ("torch", "machine: cpu", "fingerprint", "memory: transformer", "time: about"):
+        assert word in said
+    assert main(["check", "--model", "nowhere"]) == 0
+    assert "nowhere does not exist" in capsys.readouterr().out
