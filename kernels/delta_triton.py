@@ -31,5 +31,7 @@ def apply_delta_triton(x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
     y = torch.empty_like(x)
     if x.numel():
         with on_device(x):
-            apply_delta_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, delta, y, x.numel(), BLOCK=BLOCK)
+            apply_delta_kernel[(triton.cdiv(x.numel(), BLOCK),)](
+                x, delta, y, x.numel(), BLOCK=BLOCK, enable_fp_fusion=False
+            )
     return y

@@ -28,15 +28,16 @@ class Tile:
     stages: int
 
 
-# By compute capability. Tiles of 128x256x128 bytes take 48 KiB a stage: three fit in the 227 KiB of Hopper,
-# not in the 99 KiB of sm_86, 89 and 120.
+# By compute capability, in which the minor number counts only below 9. Tiles of 128x256x128 bytes take 48 KiB
+# a stage: three fit in the 227 KiB of Hopper, not in the 99 KiB of sm_86, 89 and 120. On sm_100 their
+# epilogue spills registers.
 GEMM_TILES = {
     (8, 0): Tile(128, 128, 128, warps=8, stages=3),
     (9, 0): Tile(128, 256, 128, warps=8, stages=3),
-    (10, 0): Tile(128, 256, 128, warps=8, stages=3),
+    (10, 0): Tile(128, 128, 128, warps=8, stages=3),
 }
-SMALL_GEMM_TILE = Tile(128, 128, 64, warps=8, stages=3)
-FP4_TILES = {(10, 0): Tile(128, 128, 128, warps=4, stages=3)}
+SMALL_GEMM_TILE = Tile(128, 128, 64, warps=8, stages=4)
+FP4_TILES = {(10, 0): Tile(128, 128, 128, warps=8, stages=3)}
 SMALL_FP4_TILE = Tile(128, 128, 64, warps=8, stages=3)
 GROUP_M = 8  # tile rows that are walked together, so that they share columns of b in the L2 cache
 
@@ -65,7 +66,8 @@ def _epilogue(
     if WITH_BIAS:
         y += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
     mask = (rows[:, None] < M) & (columns[None, :] < N)
-    tl.store(y_ptr + rows[:, None] * N + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=mask)
+    y_tile = y_ptr + rows[:, None] * N
+    tl.store(y_tile + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -90,10 +92,10 @@ def scaled_gemm_kernel(
     # grid: (ceil(M / BLOCK_M) * ceil(N / BLOCK_N),)
     tile_m, tile_n = _tile_of(M, N, BLOCK_M, BLOCK_N, GROUP_M)
     rows = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     depth = tl.arange(0, BLOCK_K)
     a_tile = a_ptr + rows[:, None] * K + depth[None, :]
-    b_tile = b_ptr + columns[:, None] * K + depth[None, :]
+    b_tile = b_ptr + columns[:, None].to(tl.int64) * K + depth[None, :]
     if a_ptr.dtype.element_ty == tl.int8:
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.int32)
     else:
@@ -135,8 +137,8 @@ def fp4_gemm_kernel(
     # grid: (ceil(M / BLOCK_M) * ceil(N / BLOCK_N),)
     tile_m, tile_n = _tile_of(M, N, BLOCK_M, BLOCK_N, GROUP_M)
     rows = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    a_rows, b_rows = rows[:, None], columns[:, None]
+    columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    a_rows, b_rows = rows[:, None], columns[:, None].to(tl.int64)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, K, BLOCK_K):
         byte = start // 2 + tl.arange(0, BLOCK_K // 2)[None, :]
@@ -157,12 +159,16 @@ def fp4_gemm_kernel(
 
 def gemm_tile(capability: tuple[int, int]) -> Tile:
     """The tile of `scaled_gemm` for a compute capability."""
-    return GEMM_TILES.get(capability, SMALL_GEMM_TILE)
+    return GEMM_TILES.get(_table_key(capability), SMALL_GEMM_TILE)
 
 
 def fp4_tile(capability: tuple[int, int]) -> Tile:
     """The tile of `fp4_gemm` for a compute capability."""
-    return FP4_TILES.get(capability, SMALL_FP4_TILE)
+    return FP4_TILES.get(_table_key(capability), SMALL_FP4_TILE)
+
+
+def _table_key(capability: tuple[int, int]) -> tuple[int, int]:
+    return capability if capability[0] < 9 else (capability[0], 0)
 
 
 def has_fp4(capability: tuple[int, int]) -> bool:
@@ -211,6 +217,7 @@ def scaled_gemm(
             GROUP_M=GROUP_M,
             num_warps=tile.warps,
             num_stages=tile.stages,
+            enable_fp_fusion=False,
         )
     return y
 
@@ -253,5 +260,6 @@ def fp4_gemm(
             GROUP_M=GROUP_M,
             num_warps=tile.warps,
             num_stages=tile.stages,
+            enable_fp_fusion=False,
         )
     return y

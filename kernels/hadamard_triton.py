@@ -63,5 +63,6 @@ def block_hadamard_triton(x: torch.Tensor, block: int) -> torch.Tensor:
             PRODUCT=product_dtype(x),
             BLOCK_M=ROWS,
             BLOCK_K=width,
+            enable_fp_fusion=False,
         )
     return y

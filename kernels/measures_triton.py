@@ -12,8 +12,9 @@ from .formats_triton import finite_abs
 from .measures import block_measures, check_measures, outlier_ratio
 from .support_triton import on_device, supported
 
-BLOCK = 4096  # elements at a time
+BLOCK = 2048  # elements at a time; more spills registers
 CHUNK = 65536  # elements of a program
+FINAL_BLOCK = 256  # partial sums at a time
 
 
 @triton.jit
@@ -109,7 +110,7 @@ def outlier_final_kernel(partial_ptr, result_ptr, chunks, count, BLOCK: tl.const
         at = partial_ptr + (item * chunks + i) * 2
         largest = tl.maximum(largest, tl.load(at, mask=i < chunks, other=0.0))
         total += tl.load(at + 1, mask=i < chunks, other=0.0)
-    mean = tl.sum(total) / count.to(tl.float32)
+    mean = tl.sum(total) / count
     tl.store(result_ptr + item, tl.max(largest) / mean)
 
 
@@ -151,8 +152,11 @@ def block_measures_triton(
             WITH_PREVIOUS=known,
             CHUNK=CHUNK,
             BLOCK=BLOCK,
+            enable_fp_fusion=False,
         )
-        block_measures_final_kernel[(batch,)](partial, result, chunks, WITH_PREVIOUS=known, BLOCK=256)
+        block_measures_final_kernel[(batch,)](
+            partial, result, chunks, WITH_PREVIOUS=known, BLOCK=FINAL_BLOCK, enable_fp_fusion=False
+        )
     return result
 
 
@@ -165,6 +169,10 @@ def outlier_ratio_triton(x: torch.Tensor) -> torch.Tensor:
     partial = torch.empty((batch, chunks, 2), dtype=torch.float32, device=x.device)
     result = torch.empty((batch,), dtype=torch.float32, device=x.device)
     with on_device(x):
-        outlier_partial_kernel[(chunks, batch)](x, partial, count, x.stride(0), CHUNK=CHUNK, BLOCK=BLOCK)
-        outlier_final_kernel[(batch,)](partial, result, chunks, count, BLOCK=1024)
+        outlier_partial_kernel[(chunks, batch)](
+            x, partial, count, x.stride(0), CHUNK=CHUNK, BLOCK=BLOCK, enable_fp_fusion=False
+        )
+        outlier_final_kernel[(batch,)](
+            partial, result, chunks, count, BLOCK=FINAL_BLOCK, enable_fp_fusion=False
+        )
     return result

@@ -202,7 +202,7 @@ def quantize_nvfp4_triton(
     amax = torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device)
     with on_device(x):
         row_amax_kernel[(triton.cdiv(x.shape[0], ROWS),)](
-            x, amax, *x.shape, x.stride(0), BLOCK_M=ROWS, BLOCK_K=COLUMNS
+            x, amax, *x.shape, x.stride(0), BLOCK_M=ROWS, BLOCK_K=COLUMNS, enable_fp_fusion=False
         )
     if global_scale is None or global_scale.ndim == 0:
         amax = amax.amax()

@@ -1,0 +1,248 @@
+"""Compile every Triton kernel for one architecture, without a GPU, and print what came out as JSON lines.
+
+Run by `test_compile.py` in a process of its own, since kernels that are interpreted cannot be compiled:
+
+    python tests/kernels/compile_kernels.py 90
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+os.environ.pop("TRITON_INTERPRET", None)
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+ROOT = Path(__file__).resolve().parents[2]
+PRODUCT = re.compile(r"\b((?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)\.\S+)")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One kernel as its launcher would compile it: pointer and integer types, constants, options."""
+
+    name: str
+    kernel: object
+    types: dict[str, str]
+    constants: dict[str, object]
+    options: dict[str, object] = field(default_factory=dict)
+
+
+def main(arch: int) -> None:
+    if importlib.util.find_spec("sixbit_diffusion") is None:
+        spec = importlib.util.spec_from_file_location(
+            "sixbit_diffusion", ROOT / "__init__.py", submodule_search_locations=[str(ROOT)]
+        )
+        sys.modules["sixbit_diffusion"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["sixbit_diffusion"])
+    for job in jobs(arch):
+        print(json.dumps({"name": job.name, **compile_job(job, arch)}), flush=True)
+
+
+def jobs(arch: int) -> Iterator[Job]:
+    """Every kernel, with the tiles that the launchers take on this architecture."""
+    from sixbit_diffusion.kernels import (
+        cast_triton,
+        delta_triton,
+        gemm_triton,
+        hadamard_triton,
+        int8_triton,
+        measures_triton,
+        nvfp4_triton,
+    )
+
+    capability = (arch // 10, arch % 10)
+    rotated = {"HADAMARD": 128, "FACTOR": 128**-0.5, "PRODUCT": tl.bfloat16}
+    plain = {"HADAMARD": 1, "FACTOR": 1.0, "PRODUCT": tl.bfloat16}
+    tile = {"BLOCK_M": int8_triton.ROWS, "BLOCK_K": 128}
+
+    sizes = {"M": "i32", "K": "i32", "x_row_stride": "i32"}
+    int8 = {"x_ptr": "*bf16", "q_ptr": "*i8", "scale_ptr": "*fp32", **sizes}
+    for label, rotation in (("rotated", rotated), ("plain", plain)):
+        yield Job(
+            f"quantize_int8 {label}",
+            int8_triton.quantize_int8_kernel,
+            int8,
+            {"INT8_MAX": 127.0, **rotation, **tile},
+        )
+
+    nvfp4 = {
+        "x_ptr": "*bf16",
+        "data_ptr": "*u8",
+        "scale_ptr": "*u8",
+        "global_ptr": "*fp32",
+        **sizes,
+        "global_stride": "i32",
+    }
+    for label, rotation, given, rounding in (
+        ("rotated", rotated, False, 0),
+        ("per row", plain, False, 0),
+        ("search", plain, True, 2),
+    ):
+        yield Job(
+            f"quantize_nvfp4 {label}",
+            nvfp4_triton.quantize_nvfp4_kernel,
+            nvfp4,
+            {"SCALE_RANGE": 2688.0, "GIVEN_GLOBAL": given, "ROUNDING": rounding, **rotation, **tile},
+        )
+    yield Job(
+        "row_amax",
+        nvfp4_triton.row_amax_kernel,
+        {"x_ptr": "*bf16", "amax_ptr": "*fp32", **sizes},
+        tile,
+    )
+
+    weight = {"data_ptr": "*u8", "scale_ptr": "*u8", "global_ptr": "*fp32"}
+    rows, width = nvfp4_triton.DECODE_TILE
+    yield Job(
+        "dequantize_nvfp4",
+        nvfp4_triton.dequantize_nvfp4_kernel,
+        {**weight, "out_ptr": "*bf16", "N": "i32", "K": "i32", "global_stride": "i32"},
+        {"WITH_GLOBAL": True, "BLOCK_N": rows, "BLOCK_BYTES": width},
+    )
+    yield Job(
+        "cast_nvfp4_to_int8",
+        cast_triton.cast_nvfp4_to_int8_kernel,
+        {**weight, "q_ptr": "*i8", "channel_ptr": "*fp32", "N": "i32", "K": "i32", "global_stride": "i32"},
+        {"INT8_MAX": 127.0, "BLOCK_N": cast_triton.ROWS, "BLOCK_BYTES": cast_triton.BYTES},
+    )
+    yield Job(
+        "block_hadamard",
+        hadamard_triton.block_hadamard_kernel,
+        {"x_ptr": "*bf16", "y_ptr": "*bf16", "M": "i32", "K": "i32"},
+        {**rotated, "BLOCK_M": hadamard_triton.ROWS, "BLOCK_K": 128},
+    )
+
+    yield from gemm_jobs(gemm_triton, capability)
+    yield from measure_jobs(measures_triton)
+    yield Job(
+        "apply_delta",
+        delta_triton.apply_delta_kernel,
+        {"x_ptr": "*bf16", "delta_ptr": "*bf16", "y_ptr": "*bf16", "count": "i32"},
+        {"BLOCK": delta_triton.BLOCK},
+    )
+
+
+def gemm_jobs(gemm_triton: object, capability: tuple[int, int]) -> Iterator[Job]:
+    """The products: INT8 and bfloat16 operands everywhere, NVFP4 where the hardware has them."""
+    common = {
+        "y_ptr": "*bf16",
+        "row_scale_ptr": "*fp32",
+        "column_scale_ptr": "*fp32",
+        "bias_ptr": "*bf16",
+        "M": "i32",
+        "N": "i32",
+        "K": "i32",
+        "column_stride": "i32",
+    }
+    tile = gemm_triton.gemm_tile(capability)
+    for operand, size in (("i8", 1), ("bf16", 2)):
+        yield Job(
+            f"scaled_gemm {operand}",
+            gemm_triton.scaled_gemm_kernel,
+            {"a_ptr": f"*{operand}", "b_ptr": f"*{operand}", **common},
+            {
+                "WITH_BIAS": True,
+                "EVEN_K": True,
+                "BLOCK_M": tile.m,
+                "BLOCK_N": tile.n,
+                "BLOCK_K": tile.k_bytes // size,
+                "GROUP_M": gemm_triton.GROUP_M,
+            },
+            {"num_warps": tile.warps, "num_stages": tile.stages},
+        )
+    if gemm_triton.has_fp4(capability):
+        tile = gemm_triton.fp4_tile(capability)
+        yield Job(
+            "fp4_gemm",
+            gemm_triton.fp4_gemm_kernel,
+            {"a_ptr": "*u8", "b_ptr": "*u8", "a_scale_ptr": "*u8", "b_scale_ptr": "*u8", **common},
+            {
+                "WITH_BIAS": True,
+                "BLOCK_M": tile.m,
+                "BLOCK_N": tile.n,
+                "BLOCK_K": tile.k_bytes * 2,
+                "GROUP_M": gemm_triton.GROUP_M,
+            },
+            {"num_warps": tile.warps, "num_stages": tile.stages},
+        )
+
+
+def measure_jobs(measures_triton: object) -> Iterator[Job]:
+    """What a run observes."""
+    chunk = {"CHUNK": measures_triton.CHUNK, "BLOCK": measures_triton.BLOCK}
+    tensors = {"inp_ptr": "*bf16", "out_ptr": "*bf16", "previous_ptr": "*bf16", "partial_ptr": "*fp32"}
+    strides = {"count": "i32", "inp_stride": "i32", "out_stride": "i32", "previous_stride": "i32"}
+    yield Job(
+        "block_measures partial",
+        measures_triton.block_measures_partial_kernel,
+        {**tensors, **strides},
+        {"WITH_PREVIOUS": True, **chunk},
+    )
+    final = {"partial_ptr": "*fp32", "result_ptr": "*fp32", "chunks": "i32"}
+    yield Job(
+        "block_measures final",
+        measures_triton.block_measures_final_kernel,
+        final,
+        {"WITH_PREVIOUS": True, "BLOCK": measures_triton.FINAL_BLOCK},
+    )
+    yield Job(
+        "outlier_ratio partial",
+        measures_triton.outlier_partial_kernel,
+        {"x_ptr": "*bf16", "partial_ptr": "*fp32", "count": "i32", "x_stride": "i32"},
+        chunk,
+    )
+    yield Job(
+        "outlier_ratio final",
+        measures_triton.outlier_final_kernel,
+        {**final, "count": "i32"},
+        {"BLOCK": measures_triton.FINAL_BLOCK},
+    )
+
+
+def compile_job(job: Job, arch: int) -> dict[str, object]:
+    """Compile, and say how much shared memory, stack and local memory it takes and which products it uses."""
+    names = list(job.kernel.arg_names)
+    signature = {name: "constexpr" if name in job.constants else job.types[name] for name in names}
+    constants = {(names.index(name),): value for name, value in job.constants.items()}
+    # Pointers are aligned and sizes multiples of 16, as the launcher finds them at model sizes.
+    aligned = {
+        (names.index(name),): [["tt.divisibility", 16]]
+        for name, kind in job.types.items()
+        if kind.startswith("*") or name in {"K", "N", "x_row_stride", "count"}
+    }
+    source = ASTSource(fn=job.kernel, signature=signature, constexprs=constants, attrs=aligned)
+    options = {**job.options, "enable_fp_fusion": False}
+    built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    products = sorted(set(PRODUCT.findall(built.asm["ptx"])))
+    return {"shared": built.metadata.shared, "products": products, **usage(built.asm.get("cubin"))}
+
+
+def usage(cubin: bytes | None) -> dict[str, object]:
+    """Registers, stack and local bytes from the cuobjdump that Triton ships; nothing if there is none."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    if cubin is None or not tool.exists():
+        return {}
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tool), "-res-usage", file.name]
+        said = subprocess.run(command, capture_output=True, text=True, check=False)
+    text = said.stdout + said.stderr
+    return {key.lower(): int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text)}
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

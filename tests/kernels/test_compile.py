@@ -1,0 +1,93 @@
+"""Every Triton kernel compiles for every architecture that we name, without a GPU, within its limits.
+
+Compiling is all that this shows: that the kernels use the right units, fit in shared memory and keep their
+numbers in registers. Whether they are right is tested by the interpreter, and on a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+SCRIPT = Path(__file__).with_name("compile_kernels.py")
+KIB = 1024
+# Shared memory that one block may take (CUDA C++ programming guide, compute capabilities).
+SHARED_LIMIT = {80: 163 * KIB, 86: 99 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB, 120: 99 * KIB}
+INT8_PRODUCT = {
+    80: "mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.s8.s32",
+    86: "mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.s8.s32",
+    89: "mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.s8.s32",
+    90: "wgmma.mma_async.sync.aligned.m64",
+    100: "tcgen05.mma.cta_group::1.kind::i8",
+    120: "mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.s8.s32",
+}
+FP4_PRODUCT = {
+    100: "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16",
+    120: "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X",
+}
+KERNELS = {
+    "quantize_int8 rotated",
+    "quantize_int8 plain",
+    "quantize_nvfp4 rotated",
+    "quantize_nvfp4 per row",
+    "quantize_nvfp4 search",
+    "row_amax",
+    "dequantize_nvfp4",
+    "cast_nvfp4_to_int8",
+    "block_hadamard",
+    "scaled_gemm i8",
+    "scaled_gemm bf16",
+    "block_measures partial",
+    "block_measures final",
+    "outlier_ratio partial",
+    "outlier_ratio final",
+    "apply_delta",
+}
+
+Compiled = dict[str, dict]
+
+
+def compile_for(arch: int) -> Compiled:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, "-W", "ignore", str(SCRIPT), str(arch)]
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    rows = [json.loads(line) for line in ran.stdout.splitlines()]
+    return {row.pop("name"): row for row in rows}
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[int, Future]:
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        yield {arch: pool.submit(compile_for, arch) for arch in SHARED_LIMIT}
+
+
+@pytest.mark.parametrize("arch", SHARED_LIMIT)
+def test_kernels_compile_within_limits(arch: int, compiled: dict[int, Future]):
+    kernels = compiled[arch].result()
+    expected = KERNELS | ({"fp4_gemm"} if arch in FP4_PRODUCT else set())
+    assert set(kernels) == expected
+    for name, built in kernels.items():
+        assert built["shared"] <= SHARED_LIMIT[arch], name
+    assert any(INT8_PRODUCT[arch] in p for p in kernels["scaled_gemm i8"]["products"])
+    if arch == 90:
+        assert any(p.endswith("s32.s8.s8") for p in kernels["scaled_gemm i8"]["products"])
+    if arch in FP4_PRODUCT:
+        assert any(p.startswith(FP4_PRODUCT[arch]) for p in kernels["fp4_gemm"]["products"])
+
+
+@pytest.mark.parametrize("arch", SHARED_LIMIT)
+def test_kernels_spill_no_registers(arch: int, compiled: dict[int, Future]):
+    kernels = compiled[arch].result()
+    if not all("stack" in built for built in kernels.values()):
+        pytest.skip("this Triton ships no cuobjdump, so that spills cannot be read")
+    spilled = {name: built for name, built in kernels.items() if built["stack"] or built["local"]}
+    assert not spilled
