@@ -1,0 +1,41 @@
+"""Stage `export`: write the trained networks as a diffusers pipeline folder.
+
+The transformer is stored in bfloat16 and in shards of at most 15 MB; the autoencoder in float16, whose rounding is
+finer and which no weight of it overflows. The text encoder is stored in float32: transformers loads a model in its
+stored precision while diffusers loads in float32, and a pipeline loaded without a `torch_dtype` must be of one.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+from diffusers import AutoencoderKLCogVideoX, CogVideoXPipeline
+
+from .models import make_scheduler
+from .tokenizer import FOLDER, load_tokenizer
+from .train_transformer import averaged_networks
+
+SHARD = "15MB"
+
+
+def export_pipeline(work: Path, folder: Path, tiny: bool = False) -> int:
+    """Write the pipeline of `work`/vae and `work`/state.safetensors to `folder`.
+
+    Returns:
+        its size in bytes.
+    """
+    networks = averaged_networks(work, tiny)
+    vae = AutoencoderKLCogVideoX.from_pretrained(work / "vae", torch_dtype=torch.float16)
+    pipeline = CogVideoXPipeline(
+        tokenizer=load_tokenizer(),
+        text_encoder=networks["text"],
+        vae=vae,
+        transformer=networks["transformer"].to(torch.bfloat16),
+        scheduler=make_scheduler(),
+    )
+    pipeline.save_pretrained(folder, max_shard_size=SHARD)
+    if folder.resolve() / "tokenizer" != FOLDER:  # as committed, with spiece.model
+        shutil.copytree(FOLDER, folder / "tokenizer", dirs_exist_ok=True)
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -1,0 +1,35 @@
+"""Runs the trainer from a plain checkout: `python reference/launch.py STAGE ...`, nothing to install.
+
+The pack is imported by path, under the name `sixbit_diffusion`, as its tests do.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+NAME = "sixbit_diffusion"
+
+
+def register_root(root: Path) -> None:
+    """Make the checkout at `root` importable as `sixbit_diffusion`, unless it is already."""
+    if NAME in sys.modules or importlib.util.find_spec(NAME) is not None:
+        return
+    spec = importlib.util.spec_from_file_location(
+        NAME, root / "__init__.py", submodule_search_locations=[str(root)]
+    )
+    if spec is None or spec.loader is None:
+        raise RuntimeError(
+            f"a checkout with an __init__.py was needed, got {root}: run from a whole checkout"
+        )
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[NAME] = module
+    spec.loader.exec_module(module)
+
+
+if __name__ == "__main__":
+    register_root(Path(__file__).resolve().parent.parent)
+    from sixbit_diffusion.reference.train import main
+
+    sys.exit(main())

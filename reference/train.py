@@ -1,0 +1,103 @@
+"""Command line of the trainer: `python reference/launch.py STAGE --work DIR`, stages in this order:
+
+tokenizer     write reference/pipeline/tokenizer (committed; only after a change of the captions)
+vae           train the autoencoder                       -> DIR/vae
+encode        turn training clips into latents            -> DIR/latents.safetensors
+transformer   train the denoiser and the text encoder     -> DIR/state.safetensors; resumes
+export        write the pipeline                          -> FOLDER
+sample        score held-out prompts on the pipeline      -> OUT/sample.json, OUT/sample.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+BEGIN = time.monotonic()
+Stage = Callable[[argparse.Namespace, torch.device], None]
+
+
+def _tokenizer(args: argparse.Namespace, device: torch.device) -> None:
+    from .tokenizer import FOLDER, build_tokenizer
+
+    build_tokenizer(FOLDER)
+
+
+def _vae(args: argparse.Namespace, device: torch.device) -> None:
+    from .train_vae import train_vae
+
+    train_vae(args.work, args.seconds, device, args.seed, args.tiny)
+
+
+def _encode(args: argparse.Namespace, device: torch.device) -> None:
+    from .train_vae import encode_clips
+
+    encode_clips(args.work, args.clips, args.seconds, device, args.seed + 1, args.tiny)
+
+
+def _transformer(args: argparse.Namespace, device: torch.device) -> None:
+    from .train_transformer import TransformerSettings, train_transformer
+
+    settings = TransformerSettings(
+        args.total_seconds, args.stop_after, batch=args.batch, rate=args.rate, seed=args.seed, tiny=args.tiny
+    )
+    train_transformer(args.work, settings, device, BEGIN)
+
+
+def _export(args: argparse.Namespace, device: torch.device) -> None:
+    from .export import export_pipeline
+
+    print(f"export: {export_pipeline(args.work, args.folder, args.tiny) / 1e6:.1f} MB in {args.folder}")
+
+
+def _sample(args: argparse.Namespace, device: torch.device) -> None:
+    from .sample import evaluate_pipeline
+
+    evaluate_pipeline(args.folder, args.prompts, device, args.out, args.steps)
+
+
+STAGES: dict[str, Stage] = {
+    "tokenizer": _tokenizer,
+    "vae": _vae,
+    "encode": _encode,
+    "transformer": _transformer,
+    "export": _export,
+    "sample": _sample,
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one stage; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("stage", choices=list(STAGES))
+    parser.add_argument("--work", type=Path, default=Path("out/reference"), help="state between the stages")
+    parser.add_argument(
+        "--folder", type=Path, default=Path(__file__).parent / "pipeline", help="the pipeline"
+    )
+    parser.add_argument("--out", type=Path, default=Path("out/reference"), help="results of `sample`")
+    parser.add_argument("--seconds", type=float, default=200.0, help="time of `vae`, limit of `encode`")
+    parser.add_argument("--total-seconds", type=float, default=900.0, help="time of `transformer` in all")
+    parser.add_argument("--stop-after", type=float, help="seconds after which `transformer` saves and ends")
+    parser.add_argument("--clips", type=int, default=50000)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--prompts", type=int, default=96)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--tiny", action="store_true", help="small networks and batches, for tests")
+    args = parser.parse_args(argv)
+    args.work.mkdir(parents=True, exist_ok=True)
+    STAGES[args.stage](args, torch.device(args.device))
+    print(f"{args.stage}: {time.monotonic() - BEGIN:.0f} s in all", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,179 @@
+"""Stages `vae` and `encode`: train the autoencoder on rendered clips, then turn a data set into latents.
+
+    loss = (1 - p) * L1 + (2 + 8 p) * L2 + 3e-5 * KL        (means; p = share of the time used)
+
+L1 gives sharp edges early, L2 is what PSNR measures. The first part trains on crops of 64x64x9, the rest on whole
+frames of 17, whose group statistics and chunked decoding are those of use.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import torch
+from diffusers import AutoencoderKLCogVideoX
+from safetensors.torch import save_file
+
+from .ema import EMA, Clock, set_rate
+from .models import make_vae
+from .render import render
+from .tokenizer import load_tokenizer, token_ids
+from .world import FRAMES, SIZE, SceneBatch, sample_scenes
+
+PEAK_RATE = 1.5e-3
+KL_WEIGHT = 3e-5
+CROPS_UNTIL = 0.55  # share of the time spent on crops
+CAPTIONS_PER_CLIP = 4
+
+
+def to_signal(clips: torch.Tensor) -> torch.Tensor:
+    """[B, T, H, W, 3] uint8 to [B, 3, T, H, W] float32 in [-1, 1]."""
+    return clips.permute(0, 4, 1, 2, 3).float().div_(127.5).sub_(1.0)
+
+
+def train_vae(work: Path, seconds: float, device: torch.device, seed: int = 0, tiny: bool = False) -> float:
+    """Train, save to `work`/vae, and measure.
+
+    Returns:
+        mean PSNR in dB over whole held-out clips.
+    """
+    torch.manual_seed(seed)
+    torch.backends.cudnn.benchmark = True
+    vae = make_vae(tiny).to(device)
+    pool = _render_all(8 if tiny else 4000, seed, device)
+    optimizer = torch.optim.AdamW(vae.parameters(), lr=PEAK_RATE, betas=(0.9, 0.99), weight_decay=1e-4)
+    ema = EMA(vae, 0.998)
+    clock, step, total = Clock(seconds), 0, torch.zeros((), device=device)
+    while clock.progress < 1:
+        p = clock.progress
+        crops = p < CROPS_UNTIL
+        window = (2 if tiny else 64, 9, SIZE // 2) if crops else (1 if tiny else 12, 17, SIZE)
+        x = to_signal(_windows(pool, *window))
+        set_rate(optimizer, PEAK_RATE, p, step, 100)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            posterior = vae.encode(x).latent_dist
+            error = vae.decode(posterior.sample()).sample.float() - x
+        kl = posterior.kl().sum() / posterior.mean.numel()
+        l2 = error.square().mean()
+        loss = (1 - p) * error.abs().mean() + (2 + 8 * p) * l2 + KL_WEIGHT * kl
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
+        optimizer.step()
+        ema.update(step)
+        total += l2.detach()
+        step += 1
+        if step % 200 == 0:
+            psnr = -10 * torch.log10(total / 200 / 4)
+            print(
+                f"vae step {step} {clock.elapsed:.0f} s train {psnr.item():.2f} dB kl {kl.item():.2f}",
+                flush=True,
+            )
+            total.zero_()
+    ema.copy_to(vae)
+    vae.save_pretrained(work / "vae")
+    del pool, optimizer
+    psnr = measure_vae(vae, 4 if tiny else 128, device)
+    print(
+        f"vae: {step} steps, {sum(p.numel() for p in vae.parameters()) / 1e6:.2f} M parameters, {psnr:.2f} dB"
+    )
+    return psnr
+
+
+@torch.inference_mode()
+def measure_vae(vae: AutoencoderKLCogVideoX, clips: int, device: torch.device, batch: int = 16) -> float:
+    """Mean PSNR in dB (peak 255) of whole held-out clips, encoded and decoded in the precision of use."""
+    scenes = sample_scenes(clips, 12345, "held-out")
+    dtype = compute_dtype(device)
+    copy = AutoencoderKLCogVideoX.from_config(vae.config)
+    copy.load_state_dict(vae.state_dict())
+    copy = copy.to(device, dtype)
+    values = []
+    for start in range(0, clips, batch):
+        x = to_signal(render(scenes.select(slice(start, start + batch)), device))
+        y = copy.decode(copy.encode(x.to(dtype)).latent_dist.mode()).sample.float().clamp(-1, 1)
+        error = (((y - x) * 127.5).round() / 255).square().mean(dim=(1, 2, 3, 4))
+        values.append(-10 * torch.log10(error.clamp_min(1e-10)))
+    return torch.cat(values).mean().item()
+
+
+def compute_dtype(device: torch.device) -> torch.dtype:
+    """bfloat16 on a GPU; float32 on a CPU, where bfloat16 convolutions take minutes."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+@torch.inference_mode()
+def encode_clips(
+    work: Path, clips: int, seconds: float, device: torch.device, seed: int = 1, tiny: bool = False
+) -> int:
+    """Render training scenes, encode them, and write `work`/latents.safetensors and the scaling factor.
+
+    The file holds `latents` [N, 9, 16, 16, 16] bfloat16, scaled to unit variance, and `tokens` [N, 4, 32] int16,
+    the token ids of four captions a clip.
+
+    Args:
+        work: holds vae/.
+        clips: at most this many.
+        seconds: stops early after this time.
+        device: where to render and encode.
+        seed: of the scenes.
+        tiny: small batches.
+
+    Returns:
+        how many clips were encoded.
+    """
+    begin = time.monotonic()
+    torch.backends.cudnn.benchmark = True
+    vae = AutoencoderKLCogVideoX.from_pretrained(work / "vae").to(device, compute_dtype(device))
+    scenes = sample_scenes(clips, seed)
+    batch = 4 if tiny else 64
+    parts: list[torch.Tensor] = []
+    for start in range(0, clips - clips % batch, batch):
+        x = to_signal(render(scenes.select(slice(start, start + batch)), device)).to(vae.dtype)
+        parts.append(vae.encode(x).latent_dist.mode().permute(0, 2, 1, 3, 4).contiguous())
+        if start % (batch * 16) == 0 and device.type == "cuda":
+            torch.cuda.synchronize()  # else the queue runs ahead of the time limit
+        if time.monotonic() - begin > seconds:
+            break
+    latents = torch.cat(parts).bfloat16()
+    spread = latents[: 64 * 32].float().std().item()
+    latents.div_(spread)
+    print(f"encode: {len(latents)} clips in {time.monotonic() - begin:.0f} s, std {spread:.4f}", flush=True)
+    vae.register_to_config(scaling_factor=1.0 / spread)
+    vae.save_config(work / "vae")
+    tokens = caption_tokens(scenes.select(slice(0, len(latents))))
+    save_file({"latents": latents.cpu(), "tokens": tokens}, work / "latents.safetensors")
+    (work / "latents.json").write_text(json.dumps({"clips": len(latents), "std": spread}) + "\n")
+    print(f"encode: written after {time.monotonic() - begin:.0f} s", flush=True)
+    return len(latents)
+
+
+def caption_tokens(scenes: SceneBatch) -> torch.Tensor:
+    """[N, 4, 32] int16 token ids of four captions of each scene."""
+    captions = [
+        scenes.caption(i, int(scenes.wording[i]) + k * 5)
+        for i in range(len(scenes))
+        for k in range(CAPTIONS_PER_CLIP)
+    ]
+    return token_ids(load_tokenizer(), captions).to(torch.int16).view(len(scenes), CAPTIONS_PER_CLIP, -1)
+
+
+def _render_all(clips: int, seed: int, device: torch.device) -> torch.Tensor:
+    """[clips, 33, 128, 128, 3] uint8 training clips."""
+    scenes = sample_scenes(clips, seed)
+    return torch.cat([render(scenes.select(slice(i, i + 50)), device) for i in range(0, clips, 50)])
+
+
+def _windows(pool: torch.Tensor, batch: int, frames: int, size: int) -> torch.Tensor:
+    """[batch, frames, size, size, 3] uint8 windows at random places of random clips."""
+
+    def pick(limit: int) -> torch.Tensor:
+        return torch.randint(limit, (batch, 1, 1, 1), device=pool.device)
+
+    span = torch.arange(max(frames, size), device=pool.device)
+    t = pick(FRAMES - frames + 1) + span[:frames].view(1, -1, 1, 1)
+    y = pick(SIZE - size + 1) + span[:size].view(1, 1, -1, 1)
+    x = pick(SIZE - size + 1) + span[:size].view(1, 1, 1, -1)
+    return pool[pick(len(pool)), t, y, x]
