@@ -20,7 +20,7 @@ OnProgress = Callable[[str, int, int], None]
 def run_generate(given: Namespace) -> None:
     """`sixbit generate`."""
     choice = read_choice(given)
-    _quiet()
+    quiet_libraries()
     from .generate import GenerateRequest, generate
 
     request = GenerateRequest(
@@ -71,7 +71,7 @@ def run_quantize(given: Namespace) -> None:
 
 def run_calibrate(given: Namespace) -> None:
     """`sixbit calibrate`."""
-    _quiet()
+    quiet_libraries()
     from .calibrate import CalibrateRequest, calibrate
 
     request = CalibrateRequest(
@@ -102,7 +102,7 @@ def run_inspect(given: Namespace) -> None:
 def run_evaluate(given: Namespace) -> None:
     """`sixbit evaluate`."""
     choice = read_choice(given)
-    _quiet()
+    quiet_libraries()
     from .evaluate import EvaluateRequest, evaluate
 
     request = EvaluateRequest(
@@ -129,7 +129,7 @@ def run_evaluate(given: Namespace) -> None:
 def run_check(given: Namespace) -> None:
     """`sixbit check`."""
     choice = read_choice(given)
-    _quiet()
+    quiet_libraries()
     from .check import check
 
     for line in check(given.model, _path(given.pipeline), choice, given):
@@ -186,7 +186,7 @@ def _path(text: str | None) -> Path | None:
     return None if text is None else Path(text)
 
 
-def _quiet() -> None:
+def quiet_libraries() -> None:
     """Other libraries' notes stay off our one line; their errors still raise."""
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
