@@ -22,7 +22,8 @@ Stage = Callable[[argparse.Namespace, torch.device], None]
 
 
 def _tokenizer(args: argparse.Namespace, device: torch.device) -> None:
-    from .tokenizer import FOLDER, build_tokenizer
+    from .build_tokenizer import build_tokenizer
+    from .tokenizer import FOLDER
 
     build_tokenizer(FOLDER)
 
