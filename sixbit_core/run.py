@@ -150,7 +150,7 @@ class RunState:
         if self._tables is None:
             return mixed_linear(x, weight, bias, "bf16")
         plan = self._plans[block_index]
-        if self._watch_outliers and not plan.skip:
+        if self._watch_outliers:
             self._record_outliers(block_index, kind, x)
         self._ledger.ran(block_index, kind, plan.formats[kind], x.shape[1] * len(self._rows))
         return mixed_linear(x, weight, bias, plan.formats[kind])

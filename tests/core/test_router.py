@@ -120,4 +120,5 @@ def test_split_passes_over_what_does_not_fit():
     items = [("big", 9.0, 60), ("mid", 5.0, 50), ("small", 0.5, 10)]
     assert int8_split(items, 6.0) == {"big"}
     assert int8_split(items, 6.4) == {"big", "small"}
+    assert int8_split([("dense", 1.0, 10), ("fat", 2.0, 60)], 4.0 + 4 * 60 / 70) == {"dense"}
     assert int8_split(items, 4.0) == frozenset() and len(int8_split(items, 8.0)) == 3

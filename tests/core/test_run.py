@@ -156,6 +156,21 @@ def test_two_runs_side_by_side_do_not_touch():
         assert torch.equal(video[0], expected[t, COND][0])
 
 
+def test_the_worst_stream_decides_a_skip():
+    def choices(streams):
+        run = RunState(LAYOUT, cache=FREE)
+        toy = Toy(run, growth=0.1)
+        block = toy.block
+        toy.block = lambda b, video, text, streams, t, own, poison: block(
+            b, video, text, streams, t, own * (1 + (own > 6) * t * 1.0), poison
+        )  # the residual of uncond, whose own is 7, doubles and more
+        toy.sample(4, streams=streams)
+        return run.report().choices["q"][0]
+
+    assert choices([COND]) == "bb-b"
+    assert choices([COND, UNCOND]) == choices([UNCOND, COND]) == "bbbb"
+
+
 def test_evaluations_are_told_by_sigma_and_streams():
     run = RunState(LAYOUT, cache=FREE)
     toy = Toy(run)
@@ -163,6 +178,8 @@ def test_evaluations_are_told_by_sigma_and_streams():
         toy.call(streams, 0, 9, sigma=sigma)
     assert [evaluation for evaluation, block, _ in toy.ran if block == 0] == [0, 0, 1, 1]
     assert run.evaluation == 2 and run.report().choices["q"][0] == "bb-"  # Heun: the same sigma again
+    toy.call([UNCOND], 0, 9, sigma=0.25)  # cond alone, then uncond alone: two evaluations
+    assert run.evaluation == 3
 
 
 def test_close_frees_every_tensor_also_after_an_exception():
@@ -200,7 +217,7 @@ def test_another_size_is_computed_and_its_state_dropped():
 
 def test_newcomer_in_a_skipped_evaluation_is_computed_alone():
     def sample(chunks):
-        run = RunState(LAYOUT, cache=FREE)
+        run = RunState(LAYOUT, DMPQConfig(router="int8"), FREE)
         toy = Toy(run, growth=0.1)
         return toy, toy.sample(8, chunks=chunks), run.report()
 
@@ -213,8 +230,9 @@ def test_newcomer_in_a_skipped_evaluation_is_computed_alone():
     assert all(torch.equal(out[key][0], split[key][0]) for key in out)
     torch.testing.assert_close(out[2, COND][0], torch.full((TOKENS, WIDTH), 5 + 2 * 5.5))  # skipped
     torch.testing.assert_close(out[2, UNCOND][0], torch.full((TOKENS, WIDTH), 7 + 2 * 1.2 * 7))  # computed
-    assert report.choices["q"][0][:4] == "bb-b"  # and no skip before it has two residuals
-    assert {e for e, block, _ in toy.ran if block == 0} >= {2, 3}
+    assert report.choices["q"][0][:4] == "88-8"  # and no skip before it has two residuals
+    assert (2, 0, (COND, UNCOND)) in toy.ran
+    assert report.effective_bits_by_evaluation[2] == 4  # of two streams, one in INT8
 
 
 def test_a_stream_that_left_is_dropped():
@@ -240,10 +258,11 @@ def test_gamma_routes_and_bits_by_hand():
 
 def test_gamma_is_the_worst_streams_and_unknown_after_a_skip():
     known = predictor(q=(1.0, 0.0), k=(1.0, 0.0), ff_out=(1.0, 0.0))
-    run = RunState(LAYOUT, DMPQConfig(theta=0.9), FREE, known)
+    run = RunState(LAYOUT, DMPQConfig(theta=0.9, purified_refresh=False), FREE, known)
     toy = Toy(run, growth=0.0)
     toy.sample(7, streams=[COND])
-    # Γ 1 > 0.9 in block 0; Γ 1/2 in block 1. Skips at 2..5 (r = 0, five at most), the last is computed.
+    # Γ 1 > 0.9 in block 0; Γ 1/2 in block 1. Skips at 2..5 (r = 0, five at most), the last is computed, in
+    # INT8 since there is no Γ from the evaluation before.
     assert run.report().choices["q"] == ("88----8", "84----8")
 
     both = RunState(LAYOUT, DMPQConfig(theta=0.9), None, known)
