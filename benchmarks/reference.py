@@ -2,7 +2,7 @@
 
 Each part leaves its bars and rows in benchmarks/results/reference.json and can be run alone, stopped, and run
 again. Everything is at 50 DDIM steps, CFG 6, the model's own size, held-out prompts, noise seed = number of
-the prompt. "DMPQ" is the balanced preset; PSNR is against full precision at the same seed; intervals are 95 %.
+the prompt. "DMPQ" is the balanced preset, PSNR is against full precision, same seed, and intervals are 95 %.
 
     accuracy    256 prompts read by the evaluator, in full precision and in DMPQ + TDC + PDR
     vae         rendered held-out clips through the VAE

@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .errors import InputError
 
@@ -123,7 +123,10 @@ def run_evaluate(given: Namespace) -> None:
         command=given.command_line,
     )
     with progress_bars(silent=given.shard is not None) as progress:
-        evaluate(request, progress, say)
+        result = evaluate(request, progress, say)
+    if result is not None:
+        show_summary(result["summary"])
+        say(f"{given.out}: {result['summary']['clips']} clips")
 
 
 def run_check(given: Namespace) -> None:
@@ -180,6 +183,25 @@ def progress_bars(silent: bool = False) -> Iterator[OnProgress]:
             bars.update(tasks[what], completed=done, total=total)
 
         yield progress
+
+
+def show_summary(summary: dict[str, Any]) -> None:
+    """What an evaluation found, as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("", "mean", "95 % interval")
+    for name, found in summary.get("accuracy", {}).items():
+        low, high = found["interval"]
+        table.add_row(
+            f"{name} right", f"{100 * found['share']:.1f} %", f"{100 * low:.1f} – {100 * high:.1f} %"
+        )
+    for name, found in summary.items():
+        if isinstance(found, dict) and "mean" in found:
+            low, high = found["interval"]
+            table.add_row(name, f"{found['mean']:.3f}", f"{low:.3f} – {high:.3f}")
+    table.add_row("seconds_per_clip", f"{summary['seconds_per_clip']:.2f}", "")
+    Console().print(table)
 
 
 def _path(text: str | None) -> Path | None:

@@ -126,6 +126,9 @@ def read_facts(model: str, pipeline: Path | None = None) -> ModelFacts:
     missing = [part for part in SECTIONS if not (folder / part).is_dir()]
     if missing:
         raise InputError(f"{folder} is not a whole diffusers pipeline: it lacks {', '.join(missing)}")
+    for part in ("text_encoder", "vae"):
+        if not any((folder / part).glob("*.safetensors")):
+            raise InputError(f"{folder / part} holds no .safetensors weights; get that version of them")
     checkpoint = open_checkpoint(source)
     return _facts(model, checkpoint, folder)
 

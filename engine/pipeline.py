@@ -135,15 +135,13 @@ def load_model(
     check_dtype(facts.family, dtype)
     transformer = build_transformer(facts, weights, machine.device, dtype)
     kind = _ImageToVideo if facts.needs_image else _TextToVideo
-    with warnings.catch_warnings():  # newer diffusers rename torch_dtype, older ones know no other name
-        warnings.simplefilter("ignore", FutureWarning)
-        parts = kind.from_pretrained(
-            facts.folder,
-            transformer=transformer,
-            torch_dtype=dtype,
-            use_safetensors=True,
-            local_files_only=True,
-        )
+    options = {"torch_dtype": dtype, "use_safetensors": True, "local_files_only": True}
+    try:
+        with warnings.catch_warnings():  # newer diffusers rename torch_dtype, older ones know no other name
+            warnings.simplefilter("ignore", FutureWarning)
+            parts = kind.from_pretrained(facts.folder, transformer=transformer, **options)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise InputError(f"{facts.folder} cannot be loaded as a diffusers pipeline: {error}") from error
     parts.scheduler = ddim_trailing(parts.scheduler.config)
     parts.set_progress_bar_config(disable=True)
     parts.vae.to(machine.device).enable_tiling()

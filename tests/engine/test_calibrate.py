@@ -1,0 +1,60 @@
+import json
+
+from sixbit_diffusion.engine.cli import main
+from sixbit_diffusion.engine.generate import GenerateRequest, generate
+from sixbit_diffusion.engine.settings import Choice
+
+
+def calibrate(folder, out) -> int:
+    arguments = [
+        "calibrate",
+        "--model",
+        folder,
+        "--prompts",
+        2,
+        "--steps",
+        5,
+        "--bits",
+        "6",
+        "--device",
+        "cpu",
+    ]
+    return main([str(a) for a in (*arguments, "--out", out)])
+
+
+def test_a_calibration_is_used_repeats_and_is_refused_elsewhere(tiny_folder, tmp_path, capsys):
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    assert calibrate(tiny_folder, first) == 0, capsys.readouterr().err
+    said = capsys.readouterr().out
+    assert said.startswith("about ") and "first.json: median R²" in said
+    assert calibrate(tiny_folder, second) == 0
+    assert first.read_bytes() == second.read_bytes()
+    document = json.loads(first.read_text())
+    assert document["calibration"] == {
+        "steps": 4,
+        "scheduler": "ddim-trailing",
+        "cfg": 6.0,
+        "size": [32, 32],
+        "frames": 9,
+        "seed": 0,
+        "prompts": 1,
+    }
+    assert set(document["theta"]["6.0"]) == {"cache_off", "cache_on", "paper_cache_off", "paper_cache_on"}
+
+    for router in ("gamma", "static"):
+        choice = Choice(router=router, bits=6.0, cache="off", predictor=first)
+        out = tmp_path / router
+        request = GenerateRequest(str(tiny_folder), "a star", out, choice, steps=5, device="cpu")
+        report = generate(request).report
+        assert report["router"] == router
+        assert 5 < report["average_activation_bits"] < 7
+        assert any("4" in row and "8" in row for kind in report["choices"].values() for row in kind) == (
+            router == "gamma"
+        )
+
+    document["model"]["fingerprint"] = "0" * 32
+    first.write_text(json.dumps(document))
+    capsys.readouterr()
+    where = ["--model", str(tiny_folder), "--out", str(tmp_path / "out"), "--device", "cpu"]
+    assert main(["generate", *where, "--prompt", "x", "--predictor", str(first)]) == 2
+    assert "calibrated on other weights" in capsys.readouterr().err

@@ -1,0 +1,102 @@
+import json
+
+import pytest
+from sixbit_diffusion.engine import evaluate as evaluating
+from sixbit_diffusion.engine.cli import main
+from sixbit_diffusion.engine.rows import RowStore, mine, run_workers
+
+
+def evaluate(folder, out, *more) -> int:
+    arguments = [
+        "evaluate",
+        "--model",
+        folder,
+        "--prompts",
+        2,
+        "--seeds",
+        "0,1",
+        "--steps",
+        3,
+        "--device",
+        "cpu",
+    ]
+    return main([str(a) for a in (*arguments, "--precision", "w4a8", "--out", out, *more)])
+
+
+def test_rows_summary_and_resuming(tiny_folder, tmp_path, capsys, monkeypatch):
+    whole, made = evaluating.evaluate_clip, []
+
+    def stops(*given, **more):
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        made.append(given)
+        return whole(*given, **more)
+
+    out = tmp_path / "result.json"
+    monkeypatch.setattr(evaluating, "evaluate_clip", stops)
+    assert evaluate(tiny_folder, out, "--against-full") == 130
+    assert not out.exists() and (tmp_path / "result.json.partial").exists()
+
+    def goes_on(*given, **more):
+        made.append(given)
+        return whole(*given, **more)
+
+    monkeypatch.setattr(evaluating, "evaluate_clip", goes_on)
+    assert evaluate(tiny_folder, out, "--against-full") == 0, capsys.readouterr().err
+    assert len(made) == 4
+    result = json.loads(out.read_text())
+    assert set(result) == {"machine", "versions", "command", "date", "bars", "summary", "rows"}
+    assert [(row["seed"], row["precision"]) for row in result["rows"]] == [(0, "w4a8"), (1, "w4a8")] * 2
+    assert result["summary"]["clips"] == 4
+    assert result["summary"]["psnr_db"]["mean"] == pytest.approx(
+        sum(r["psnr_db"] for r in result["rows"]) / 4
+    )
+    assert not list(tmp_path.glob("*partial*"))
+
+
+def test_partial_rows_of_another_run_are_refused(tiny_folder, tmp_path, capsys):
+    (tmp_path / "result.json.partial").write_text('{"steps": 50}\n{"key": "0/0", "row": {}}\n')
+    assert evaluate(tiny_folder, tmp_path / "result.json") == 2
+    assert "another measurement" in capsys.readouterr().err
+
+
+def test_a_row_cut_short_is_measured_again(tmp_path):
+    store = RowStore(tmp_path / "r.json", {"what": 1})
+    store.add("a", {"x": 1})
+    with (tmp_path / "r.json.partial").open("a") as file:
+        file.write('\n{"key": "b", "ro')
+    again = RowStore(tmp_path / "r.json", {"what": 1})
+    assert again.rows == {"a": {"x": 1}}
+    again.add("b", {"x": 2})
+    assert RowStore(tmp_path / "r.json", {"what": 1}).rows == {"a": {"x": 1}, "b": {"x": 2}}
+
+
+def test_shards_share_the_work_and_the_rows(tmp_path):
+    keys = [str(n) for n in range(7)]
+    assert sorted(mine(keys, (0, 3)) + mine(keys, (1, 3)) + mine(keys, (2, 3))) == keys
+    for index in range(2):
+        RowStore(tmp_path / "r.json", {}, (index, 2)).add(str(index), {"x": index})
+    store = RowStore(tmp_path / "r.json", {})
+    assert store.rows == {"0": {"x": 0}, "1": {"x": 1}}
+    store.clear()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_worker_that_fails_is_told(tmp_path):
+    script = tmp_path / "worker.py"
+    script.write_text("import sys\nsys.exit(f'no luck with {sys.argv[-1]}')\n")
+    import sys
+
+    with pytest.raises(RuntimeError, match="a worker failed: no luck with"):
+        run_workers([sys.executable, str(script)], 2, lambda: None)
+
+
+@pytest.mark.slow
+def test_two_workers_give_the_rows_of_one(tiny_folder, tmp_path, capsys):
+    assert evaluate(tiny_folder, tmp_path / "one.json") == 0
+    assert evaluate(tiny_folder, tmp_path / "two.json", "--workers", 2) == 0, capsys.readouterr().err
+    one, two = (json.loads((tmp_path / f"{name}.json").read_text())["rows"] for name in ("one", "two"))
+    for row in (*one, *two):
+        for name in ("seconds", "seconds_per_step", "peak_memory_bytes", "command"):
+            row.pop(name)
+    assert one == two

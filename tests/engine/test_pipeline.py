@@ -1,0 +1,142 @@
+"""Every way of storing a model, and every variant of the architecture, gives diffusers' own prediction."""
+
+import pytest
+import torch
+from diffusers import CogVideoXImageToVideoPipeline, CogVideoXPipeline
+from PIL import Image
+from sixbit_diffusion.engine.errors import InputError
+from sixbit_diffusion.engine.facts import check_clip, read_facts
+from sixbit_diffusion.engine.machine import Machine, find_machine
+from sixbit_diffusion.engine.pipeline import check_dtype, compute_dtype, first_frame, load_model
+from sixbit_diffusion.engine.sample import ClipSpec, sample
+from sixbit_diffusion.engine.settings import Choice, resolve
+from sixbit_diffusion.engine.transformer import full_precision_bytes, weight_bytes
+from sixbit_diffusion.sixbit_core.families import FAMILIES
+from sixbit_diffusion.sixbit_core.quantize import QuantizeConfig, quantize_checkpoint
+
+from .conftest import save_tiny_pipeline, tiny_transformer
+
+CLIP = ClipSpec("a red star", (32, 32), 9, steps=2, seed=5)
+CPU = find_machine("cpu")
+
+
+def plain_diffusers(kind, folder, clip, **more) -> torch.Tensor:
+    pipeline = kind.from_pretrained(folder)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline(
+        prompt=clip.prompt,
+        height=clip.size[0],
+        width=clip.size[1],
+        num_frames=clip.frames,
+        num_inference_steps=clip.steps,
+        guidance_scale=clip.cfg,
+        generator=torch.Generator().manual_seed(clip.seed),
+        output_type="latent",
+        max_sequence_length=16,
+        **more,
+    ).frames
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"use_rotary_positional_embeddings": False, "spatial_interpolation_scale": 1.0},  # like 2B
+        {"patch_size_t": 2, "patch_bias": False},  # like 1.5
+    ],
+    ids=["sincos", "1.5"],
+)
+def test_variants_equal_diffusers(changes, tmp_path):
+    folder = save_tiny_pipeline(tmp_path / "model", tiny_transformer(**changes))
+    model = load_model(str(folder), None, "full", CPU)
+    expected = plain_diffusers(CogVideoXPipeline, folder, CLIP)
+    found = sample(model, None, CLIP).latents
+    assert torch.equal(found, expected)
+    assert model.decode(found, CLIP.frames).shape == (9, 32, 32, 3)
+    quantized = sample(model, resolve(Choice(precision="w4a8", cache="off"), lambda: ""), CLIP)
+    assert quantized.report.average_activation_bits == 8
+
+
+def test_image_to_video(tmp_path):
+    folder = save_tiny_pipeline(tmp_path / "model", tiny_transformer(in_channels=8))
+    facts = read_facts(str(folder))
+    with pytest.raises(InputError, match="add --image"):
+        check_clip(facts, (32, 32), 9, None)
+    image = Image.linear_gradient("L").convert("RGB")
+    clip = ClipSpec(CLIP.prompt, (32, 32), 9, steps=2, seed=5, image=image)
+    model = load_model(str(folder), None, "full", CPU)
+    found = sample(model, None, clip).latents
+    other = sample(
+        model, None, ClipSpec(CLIP.prompt, (32, 32), 9, steps=2, seed=5, image=image.rotate(90))
+    ).latents
+    assert not torch.equal(found, other)
+    # diffusers draws the image's latent and the noise from one generator; given the same noise it agrees
+    from sixbit_diffusion.engine.sample import initial_noise
+
+    expected = plain_diffusers(
+        CogVideoXImageToVideoPipeline,
+        folder,
+        clip,
+        image=first_frame(image, (32, 32)),
+        latents=initial_noise(model, clip),
+    )
+    assert torch.equal(found, expected)
+
+
+def test_quantized_file_equals_quantizing_in_memory(tiny, tiny_folder, tmp_path):
+    file = tmp_path / "tiny-nvfp4.safetensors"
+    quantize_checkpoint(tiny_folder, file, QuantizeConfig())
+    settings = resolve(Choice(precision="w4a8"), lambda: "")
+    loaded = load_model(str(file), tiny_folder, "search", CPU)
+    assert torch.equal(sample(loaded, settings, CLIP).latents, sample(tiny, settings, CLIP).latents)
+    assert loaded.facts.checkpoint.fingerprint == tiny.facts.checkpoint.fingerprint
+    with pytest.raises(InputError, match="is quantized"):
+        load_model(str(file), tiny_folder, "full", CPU)
+    with pytest.raises(InputError, match="add --pipeline"):
+        read_facts(str(file))
+
+
+def test_single_full_precision_file(tiny, tiny_folder):
+    file = next((tiny_folder / "transformer").glob("*.safetensors"))
+    loaded = load_model(str(file), tiny_folder, "full", CPU)
+    assert torch.equal(sample(loaded, None, CLIP).latents, sample(tiny, None, CLIP).latents)
+
+
+def test_weight_bytes_are_what_is_loaded(tiny):
+    full, quantized = tiny.transformers["full"], tiny.transformers["search"]
+    assert weight_bytes(full) == 4 * sum(p.numel() for p in full.parameters())
+    assert full_precision_bytes(tiny.facts) == weight_bytes(full) // 2
+    assert not [
+        name
+        for name, p in quantized.named_parameters()
+        if p.shape[-1:] == (128,) and p.ndim == 2 and "ff" in name
+    ]
+    linear = quantized.transformer_blocks[0].ff.net[2]
+    assert linear.data.nbytes + linear.scale.nbytes == 128 * 512 * 4.5 / 8
+
+
+def test_number_formats():
+    gpu = Machine(torch.device("cuda"), "a GPU", 0)
+    assert compute_dtype(FAMILIES["cogvideox-2b"], gpu) == torch.float16
+    assert compute_dtype(FAMILIES["cogvideox-5b"], gpu) == torch.bfloat16
+    assert compute_dtype(FAMILIES["cogvideox-5b"], CPU) == torch.float32
+    check_dtype(FAMILIES["cogvideox-2b"], torch.float16)
+    for name in ("cogvideox-5b", "cogvideox-1.5-5b"):
+        with pytest.raises(InputError, match="black clip"):
+            check_dtype(FAMILIES[name], torch.float16)
+
+
+def test_pickled_weights_are_not_read(tiny_folder, tmp_path):
+    import shutil
+
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    (folder / "vae" / "diffusion_pytorch_model.safetensors").rename(
+        folder / "vae" / "diffusion_pytorch_model.bin"
+    )
+    with pytest.raises(InputError, match="vae"):
+        load_model(str(folder), None, "full", CPU)
+
+
+def test_first_frame_keeps_the_middle():
+    wide = Image.new("RGB", (96, 32), "red")
+    wide.paste("blue", (32, 0, 64, 32))
+    assert first_frame(wide, (32, 32)).getcolors() == [(1024, (0, 0, 255))]
