@@ -1,0 +1,35 @@
+"""Adding a stored residual: rounded once, to the type of x, into a new tensor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sixbit_diffusion.kernels import apply_delta
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("delta_dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1,), (7, 123), pytest.param((2, 17776, 3072), marks=pytest.mark.gpu)])
+def test_twin_equals_reference(device, run_both, assert_same, make, shape, dtype, delta_dtype):
+    x = make(*shape, dtype=dtype, device=device)
+    delta = make(*shape, dtype=delta_dtype, device=device, seed=1)
+    before = x.clone()
+    expected, got = run_both(apply_delta, x, delta)
+    assert_same(expected, got)
+    assert torch.equal(x, before) and expected[0].data_ptr() != x.data_ptr()
+    assert torch.equal(expected[0], (x.float() + delta.float()).to(dtype))
+
+
+def test_strides_do_not_matter(device, run_both, assert_same, make):
+    x, delta = make(6, 8, device=device), make(8, 6, device=device, seed=1)
+    assert_same(*run_both(apply_delta, x, delta.T))
+
+
+def test_wrong_arguments_are_named():
+    x = torch.zeros(2, 3)
+    with pytest.raises(ValueError, match="one shape, got .2, 3. float32 and .3, 2. float32"):
+        apply_delta(x, torch.zeros(3, 2))
+    with pytest.raises(ValueError, match="apply_delta needs an float16|apply_delta needs a"):
+        apply_delta(x, torch.zeros(2, 3, dtype=torch.int8))

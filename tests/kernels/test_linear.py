@@ -1,0 +1,138 @@
+"""The linear layers compute what they say, and their twins agree with them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sixbit_diffusion.kernels import (
+    block_hadamard,
+    dequantize_nvfp4,
+    linear_w4a4,
+    linear_w4a8,
+    linear_w4a16,
+    quantize_nvfp4,
+)
+
+LINEARS = [linear_w4a16, linear_w4a8, linear_w4a4]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+CASES = [(1, 16, 16, 0), (7, 48, 33, 16), (130, 80, 140, 0), (37, 384, 48, 128)]
+LARGE = [(1234, 3072, 3072, 128), (1234, 12288, 3072, 128), (226, 1920, 7680, 128)]
+
+
+@pytest.fixture
+def layer(make):
+    """(x, weight triple, bias, decoded weight in the basis of x)."""
+
+    def build(rows, columns, out, hadamard, dtype=torch.float32, device="cpu", per_row=False):
+        weight = make(out, columns, device=device, seed=1) / columns**0.5
+        triple = quantize_nvfp4(block_hadamard(weight, hadamard), "nearest", per_row)
+        bias = make(out, device=device, seed=2)
+        decoded = block_hadamard(dequantize_nvfp4(*triple), hadamard)
+        return make(rows, columns, dtype=dtype, device=device, integers=True), triple, bias, decoded
+
+    return build
+
+
+@pytest.mark.parametrize("linear, most", [(linear_w4a16, 1e-5), (linear_w4a8, 0.015), (linear_w4a4, 0.11)])
+@pytest.mark.parametrize("hadamard", [0, 128])
+def test_result_is_the_linear_layer(layer, linear, most, hadamard):
+    x, triple, bias, decoded = layer(64, 384, 48, hadamard)
+    exact = x.double() @ decoded.double().T + bias.double()
+    y = linear(x, *triple, bias, hadamard)
+    error = (y - exact).norm() / exact.norm()
+    assert error <= most
+    without = linear(x, *triple, None, hadamard)
+    torch.testing.assert_close(y, without + bias, rtol=0, atol=1e-4)
+
+
+def test_formats_rank_by_error(layer):
+    x, triple, bias, decoded = layer(64, 384, 48, 128)
+    exact = x.double() @ decoded.double().T + bias.double()
+    errors = [float((linear(x, *triple, bias, 128) - exact).norm()) for linear in LINEARS]
+    assert errors[0] < errors[1] < errors[2]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("linear", LINEARS, ids=lambda op: op.__name__)
+@pytest.mark.parametrize("case", [*CASES, *(pytest.param(c, marks=pytest.mark.gpu) for c in LARGE)], ids=str)
+def test_twin_agrees(device, run_both, layer, linear, case, dtype):
+    """Against the reference of the same numbers in float32, at most twice the error of the reference in the
+    input's type, plus the rounding of a float32 sum. x holds whole numbers, so that both quantize alike."""
+    x, triple, bias, _ = layer(*case, dtype=dtype, device=device)
+    exact, _ = run_both(linear, x.float(), *triple, bias, case[3])
+    (expected,), (got,) = run_both(linear, x, *triple, bias, case[3])
+    worst = (expected.float() - exact[0]).abs().max()
+    if linear is linear_w4a16 and dtype != torch.float32:
+        # The twin rounds the weight and the rotated x to the type of x, as any layer in that type does.
+        low = (block_hadamard(x, case[3]) @ dequantize_nvfp4(*triple, dtype).T).float() + bias
+        worst = (low.to(dtype).float() - exact[0]).abs().max()
+    unit = torch.finfo(dtype).eps if device == "cpu" and dtype == torch.bfloat16 else 1e-6
+    assert (got.float() - exact[0]).abs().max() <= 2 * worst + unit * exact[0].abs().max()
+
+
+@pytest.mark.parametrize("linear", [linear_w4a8, linear_w4a4], ids=lambda op: op.__name__)
+def test_twin_with_row_scales_and_no_bias(device, run_both, layer, linear):
+    x, triple, _, _ = layer(9, 64, 20, 16, device=device, per_row=True)
+    (expected,), (got,) = run_both(linear, x, *triple, None, 16)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_int8_twin_has_the_same_bits_where_sums_are_exact(device, run_both, assert_same, layer):
+    """Below 1,040 columns the reference's float32 sums of INT8 products are exact, like the twin's int32."""
+    x, triple, bias, _ = layer(37, 384, 48, 128, device=device)
+    assert_same(*run_both(linear_w4a8, x, *triple, bias, 128))
+
+
+@pytest.mark.parametrize("linear", LINEARS, ids=lambda op: op.__name__)
+def test_what_is_not_finite_stays_in_its_row(device, run_both, layer, linear):
+    x, triple, bias, _ = layer(4, 32, 16, 16, device=device)
+    x[1, 3], x[2, 5] = torch.nan, torch.inf
+    for (result,) in run_both(linear, x, *triple, bias, 16):
+        assert result.isfinite().all(dim=1).tolist() == [True, False, False, True]
+        assert not result[1:3].isfinite().any()
+
+
+@pytest.mark.parametrize("linear", LINEARS, ids=lambda op: op.__name__)
+def test_rows_do_not_depend_on_each_other(layer, linear):
+    x, triple, bias, _ = layer(8, 128, 16, 128)
+    together = linear(x, *triple, bias, 128)
+    apart = torch.cat([linear(row[None], *triple, bias, 128) for row in x])
+    torch.testing.assert_close(together, apart, rtol=1e-6, atol=1e-5)
+
+
+def test_fp4_kernel_interpreted(monkeypatch, device, layer, make):
+    """The kernel for FP4 units, against the reference. Interpreted with E4M3 scales decoded as such: Triton 3.9
+    reads every scale as a power of two. On a GPU without FP4 units Triton emulates it."""
+    if device == "cpu":
+        interpreter = pytest.importorskip("triton.runtime.interpreter")
+        if not hasattr(interpreter, "_dot_scaled_scale_to_f32"):
+            pytest.skip("this Triton does not interpret dot_scaled")
+
+        def decode(scale, _compute_type):
+            return torch.from_numpy(scale.data.copy()).view(torch.float8_e4m3fn).float().numpy()
+
+        monkeypatch.setattr(interpreter, "_dot_scaled_scale_to_f32", decode)
+    from sixbit_diffusion.kernels import hadamard_quantize_nvfp4
+    from sixbit_diffusion.kernels.gemm_triton import fp4_gemm
+
+    for rows, columns, out in ((37, 384, 48), (130, 80, 140)):
+        x, (data, scale, global_scale), bias, _ = layer(rows, columns, out, 0, device=device)
+        x_data, x_scale, row_scale = hadamard_quantize_nvfp4(x, 0)
+        y = fp4_gemm(x_data, x_scale, data, scale, row_scale, global_scale, bias, torch.float32)
+        torch.testing.assert_close(y, linear_w4a4(x, data, scale, global_scale, bias), rtol=1e-4, atol=1e-4)
+
+
+def test_wrong_arguments_are_named(layer):
+    x, (data, scale, global_scale), bias, _ = layer(4, 32, 16, 0)
+    for arguments, message in (
+        ((x[:, :16], data, scale, global_scale), "x with 32 columns, as the weight has, got .4, 16."),
+        ((x[None], data, scale, global_scale), "2-D"),
+        ((x, data, scale, global_scale, bias[:5]), "bias as a float tensor .16,., got .5,. float32"),
+        ((x, data, scale, global_scale, bias.int()), "bias"),
+        ((x, data, scale, global_scale, None, 64), "power of two that divides K = 32"),
+        ((x, data, scale.float(), global_scale), "float8_e4m3fn"),
+    ):
+        for linear in LINEARS:
+            with pytest.raises(ValueError, match=message) as error:
+                linear(*arguments)
+            assert str(error.value).startswith(linear.__name__)
