@@ -22,7 +22,8 @@ from .render import render
 from .tokenizer import load_tokenizer, token_ids
 from .world import FRAMES, SIZE, SceneBatch, sample_scenes
 
-PEAK_RATE = 1.5e-3
+PEAK_RATE = 1e-3
+FLOOR_DB = 30.0  # below this something went wrong, and latents would be wasted time
 KL_WEIGHT = 3e-5
 CROPS_UNTIL = 0.55  # share of the time spent on crops
 CAPTIONS_PER_CLIP = 4
@@ -38,6 +39,9 @@ def train_vae(work: Path, seconds: float, device: torch.device, seed: int = 0, t
 
     Returns:
         mean PSNR in dB over whole held-out clips.
+
+    Raises:
+        RuntimeError: when that is below `FLOOR_DB`.
     """
     torch.manual_seed(seed)
     torch.backends.cudnn.benchmark = True
@@ -79,6 +83,10 @@ def train_vae(work: Path, seconds: float, device: torch.device, seed: int = 0, t
     print(
         f"vae: {step} steps, {sum(p.numel() for p in vae.parameters()) / 1e6:.2f} M parameters, {psnr:.2f} dB"
     )
+    if not tiny and not psnr >= FLOOR_DB:  # also true for NaN
+        raise RuntimeError(
+            f"the vae needed {FLOOR_DB} dB, got {psnr:.2f}: train it longer or with another seed"
+        )
     return psnr
 
 
