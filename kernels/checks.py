@@ -15,7 +15,7 @@ def check_float(name: str, x: torch.Tensor, ndim: int | None) -> None:
         ValueError: if it is not.
     """
     if x.dtype not in FLOAT_DTYPES or x.ndim == 0 or (ndim is not None and x.ndim != ndim):
-        rank = "an" if ndim is None else f"a {ndim}-D"
+        rank = "a" if ndim is None else f"a {ndim}-D"
         raise ValueError(f"{name} needs {rank} float16, bfloat16 or float32 tensor, got {describe(x)}")
 
 

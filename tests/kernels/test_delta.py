@@ -29,7 +29,9 @@ def test_strides_do_not_matter(device, run_both, assert_same, make):
 
 def test_wrong_arguments_are_named():
     x = torch.zeros(2, 3)
-    with pytest.raises(ValueError, match="one shape, got .2, 3. float32 and .3, 2. float32"):
+    with pytest.raises(ValueError, match=r"one shape, got \(2, 3\) float32 and \(3, 2\) float32"):
         apply_delta(x, torch.zeros(3, 2))
-    with pytest.raises(ValueError, match="apply_delta needs an float16|apply_delta needs a"):
+    with pytest.raises(
+        ValueError, match=r"apply_delta needs a float16, bfloat16 or float32 tensor, got \(2, 3\) int8"
+    ):
         apply_delta(x, torch.zeros(2, 3, dtype=torch.int8))

@@ -37,8 +37,6 @@ def test_edges(device, run_both, assert_same):
     x = torch.ones(6, 40)
     x[0], x[1], x[2, 7] = 0.0, 1e-45, 1e30
     x[3, 1], x[4, 2], x[5, 39] = torch.inf, torch.nan, -torch.inf
-    for op in (quantize_int8, lambda y: hadamard_quantize_int8(y, 8)):
-        _ = op  # the twin of each is checked below
     (q, scale), got = run_both(quantize_int8, x.to(device))
     assert_same((q, scale), got)
     assert scale[0] == 1 and scale[1] == 1 and (q[:2] == 0).all()
