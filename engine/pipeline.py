@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from diffusers import CogVideoXImageToVideoPipeline, CogVideoXPipeline
 from PIL import Image
+from safetensors import SafetensorError
 
 from ..sixbit_core.families import ModelFamily
 from ..sixbit_core.layout import BlockLayout
@@ -18,6 +19,9 @@ from .machine import Machine
 from .schedule import ddim_trailing
 from .transformer import FULL, build_transformer
 
+WHOLE_PIXELS = (
+    1 << 17
+)  # frames up to this size are decoded whole; larger ones in overlapping tiles, for memory
 PARK_BYTES = 1 << 30  # a text encoder larger than this leaves the GPU after the captions are encoded
 
 
@@ -93,6 +97,9 @@ class LoadedModel:
     def decode(self, latents: torch.Tensor, frames: int) -> np.ndarray:
         """Latents of one clip to (frames, H, W, 3) uint8; latent frames that only pad are dropped first."""
         kept = (frames - 1) // self.facts.temporal + 1
+        pixels = latents.shape[-1] * latents.shape[-2] * self.facts.spatial**2
+        vae = self.pipeline.vae
+        vae.enable_tiling() if pixels > WHOLE_PIXELS else vae.disable_tiling()
         video = self.pipeline.decode_latents(latents[:, latents.shape[1] - kept :].to(self.dtype))
         video = (video[0].float() / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
         return video.permute(1, 2, 3, 0).cpu().numpy()
@@ -144,8 +151,7 @@ def load_model(
         raise InputError(f"{facts.folder} cannot be loaded as a diffusers pipeline: {error}") from error
     parts.scheduler = ddim_trailing(parts.scheduler.config)
     parts.set_progress_bar_config(disable=True)
-    parts.vae.to(machine.device).enable_tiling()
-    parts.vae.enable_slicing()
+    parts.vae.to(machine.device)
     seconds = time.perf_counter() - start
     return LoadedModel(facts, machine.device, dtype, parts, facts.layout, seconds, {weights: transformer})
 

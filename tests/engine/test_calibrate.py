@@ -6,19 +6,7 @@ from sixbit_diffusion.engine.settings import Choice
 
 
 def calibrate(folder, out) -> int:
-    arguments = [
-        "calibrate",
-        "--model",
-        folder,
-        "--prompts",
-        2,
-        "--steps",
-        5,
-        "--bits",
-        "6",
-        "--device",
-        "cpu",
-    ]
+    arguments = ["calibrate", "--model", folder, "--prompts", 1, "--steps", 4, "--bits", 6, "--device", "cpu"]
     return main([str(a) for a in (*arguments, "--out", out)])
 
 
@@ -44,7 +32,7 @@ def test_a_calibration_is_used_repeats_and_is_refused_elsewhere(tiny_folder, tmp
     for router in ("gamma", "static"):
         choice = Choice(router=router, bits=6.0, cache="off", predictor=first)
         out = tmp_path / router
-        request = GenerateRequest(str(tiny_folder), "a star", out, choice, steps=5, device="cpu")
+        request = GenerateRequest(str(tiny_folder), "a star", out, choice, steps=4, device="cpu")
         report = generate(request).report
         assert report["router"] == router
         assert 5 < report["average_activation_bits"] < 7

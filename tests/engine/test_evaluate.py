@@ -1,8 +1,10 @@
 import json
+import sys
 
 import pytest
 from sixbit_diffusion.engine import evaluate as evaluating
 from sixbit_diffusion.engine.cli import main
+from sixbit_diffusion.engine.prompts import Prompt, read_prompts
 from sixbit_diffusion.engine.rows import RowStore, mine, run_workers
 
 
@@ -85,10 +87,34 @@ def test_shards_share_the_work_and_the_rows(tmp_path):
 def test_a_worker_that_fails_is_told(tmp_path):
     script = tmp_path / "worker.py"
     script.write_text("import sys\nsys.exit(f'no luck with {sys.argv[-1]}')\n")
-    import sys
-
     with pytest.raises(RuntimeError, match="a worker failed: no luck with"):
         run_workers([sys.executable, str(script)], 2, lambda: None)
+
+
+def test_the_evaluator_marks_a_clip_of_the_reference():
+    from sixbit_diffusion.reference.render import render
+    from sixbit_diffusion.reference.world import sample_scenes
+
+    scenes = sample_scenes(2, 5, "held-out")
+    clips = render(scenes).numpy()
+    own, other = scenes.scene(0), scenes.scene(1)
+    right = evaluating.score_frames(Prompt(own.caption, own), clips[0])
+    assert right == {"objects": len(own.objects), **dict.fromkeys(evaluating.KINDS, True)}
+    wrong = evaluating.score_frames(Prompt(other.caption, other), clips[0])
+    assert not all(wrong[kind] for kind in evaluating.KINDS)
+    assert evaluating.score_frames(Prompt("a sentence of one's own"), clips[0]) == {}
+    rows = [{**right, "seconds": {"total": 1.0}}, {**wrong, "seconds": {"total": 2.0}}]
+    accuracy = evaluating.summarize(rows)["accuracy"]
+    assert accuracy["joint"]["share"] == 0.5 and accuracy["joint"]["interval"][0] < 0.5
+
+
+def test_reference_prompts_come_from_its_world():
+    held_out = read_prompts("reference", "5", 16, held_out=True)
+    assert len(held_out) == 5 and all(prompt.scene.caption == prompt.text for prompt in held_out)
+    assert held_out == read_prompts("reference", "5", 16, held_out=True)
+    assert {p.text for p in held_out}.isdisjoint(
+        p.text for p in read_prompts("reference", None, 16, held_out=False)
+    )
 
 
 @pytest.mark.slow
