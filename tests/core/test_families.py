@@ -108,3 +108,21 @@ def test_a_deciding_tensor_is_missing(name):
 def test_a_cut_off_5b_is_not_taken_for_a_small_model():
     shapes = {n: s for n, s in FAMILIES["cogvideox-5b"].tensor_shapes().items() if "blocks.41" not in n}
     assert find_family(shapes).layers == 42  # so that the missing tensors are named when it is opened
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "heads", "dtype", "shift", "scaling", "size", "frames", "step", "rotary"),
+    [
+        ("cogvideox-2b", 30, 30, "float16", 3.0, 1.15258426, (480, 720), 49, 8, False),
+        ("cogvideox-5b", 42, 48, "bfloat16", 1.0, 0.7, (480, 720), 49, 8, True),
+        ("cogvideox-5b-i2v", 42, 48, "bfloat16", 1.0, 0.7, (480, 720), 49, 8, True),
+        ("cogvideox-1.5-5b", 42, 48, "bfloat16", 1.0, 0.7, (768, 1360), 81, 16, True),
+        ("cogvideox-1.5-5b-i2v", 42, 48, "bfloat16", 1.0, 0.7, (768, 1360), 81, 16, True),
+    ],
+)
+def test_published_facts(name, layers, heads, dtype, shift, scaling, size, frames, step, rotary):
+    family = FAMILIES[name]
+    assert (family.layers, family.heads, family.native_dtype) == (layers, heads, dtype)
+    assert (family.snr_shift_scale, family.vae_scaling_factor) == (shift, scaling)
+    assert (family.size, family.frames, family.frame_step, family.rotary) == (size, frames, step, rotary)
+    assert family.frames % family.frame_step == 1 and family.licence != "unknown"
