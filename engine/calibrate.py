@@ -15,9 +15,8 @@ from ..sixbit_core.config import PRESETS, DMPQConfig
 from ..sixbit_core.predictor import Predictor
 from .attach import block_linears
 from .errors import InputError
-from .facts import check_clip, read_facts
-from .files import make_folder
-from .generate import check_sampling
+from .facts import check_clip, check_sampling, check_text_to_video, read_facts
+from .files import check_target
 from .machine import find_machine
 from .pipeline import LoadedModel, TextEmbeds, load_model
 from .prompts import read_prompts
@@ -138,8 +137,9 @@ def _specs(request: CalibrateRequest) -> tuple[ClipSpec, ...]:
     facts = read_facts(request.model, request.pipeline)
     size = request.size or facts.size
     frames = facts.frames if request.frames is None else request.frames
+    check_text_to_video(facts, "calibrate")
     check_clip(facts, size, frames, None)
-    make_folder(request.out.parent)
+    check_target(request.out, "--out")
     return tuple(
         ClipSpec(prompt.text, size, frames, "", request.steps, request.cfg, request.seed + number)
         for number, prompt in enumerate(prompts)

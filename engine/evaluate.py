@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from .errors import InputError
-from .facts import ModelFacts, check_clip, read_facts
-from .files import make_folder, write_json
+from .facts import ModelFacts, check_clip, check_sampling, check_text_to_video, read_facts
+from .files import check_target, write_json
 from .intervals import bootstrap_mean, wilson
 from .machine import Machine, find_machine, versions
 from .pipeline import LoadedModel, load_model
@@ -163,13 +163,15 @@ def _prepare(request: EvaluateRequest) -> _Work:
     prompts = read_prompts(request.model, request.prompts, DEFAULT_PROMPTS, held_out=True)
     facts = read_facts(request.model, request.pipeline)
     size, frames = request.size or facts.size, facts.frames if request.frames is None else request.frames
+    check_text_to_video(facts, "evaluate")
+    check_sampling(request.steps, request.cfg, min(request.seeds))
     check_clip(facts, size, frames, None)
     if request.workers < 1:
         raise InputError(f"--workers must be 1 or more, got {request.workers}")
     if request.against_full and facts.checkpoint.is_quantized:
         raise InputError(f"--against-full needs full-precision weights, and {facts.name} is quantized")
     settings = settle(request.choice, facts)
-    make_folder(request.out.parent)
+    check_target(request.out, "--out")
     clips = {
         f"{number}/{seed}": (
             prompt,

@@ -158,6 +158,24 @@ def check_clip(facts: ModelFacts, size: tuple[int, int], frames: int, image: Pat
         raise InputError(f"--image: {facts.family.label} makes clips from text alone; leave --image out")
 
 
+def check_sampling(steps: int, cfg: float, seed: int) -> None:
+    """Raise InputError for numbers that sampling cannot be given."""
+    if not 1 <= steps <= 1000:
+        raise InputError(f"--steps must lie between 1 and 1000, got {steps}")
+    if not 0 <= cfg <= 100:
+        raise InputError(f"--cfg must lie between 0 and 100, got {cfg:g}")
+    if not 0 <= seed < 2**63:
+        raise InputError(f"--seed must be 0 or more and below 2^63, got {seed}")
+
+
+def check_text_to_video(facts: ModelFacts, command: str) -> None:
+    """Raise InputError for a model that `command` cannot give what it needs."""
+    if facts.needs_image:
+        raise InputError(
+            f"{facts.family.label} makes clips from images; {command} takes text-to-video models only"
+        )
+
+
 def _facts(model: str, checkpoint: Checkpoint, folder: Path) -> ModelFacts:
     inferred = checkpoint.family.diffusers_config(checkpoint.shapes)
     own = checkpoint.config or read_json(folder / "transformer" / "config.json")

@@ -29,6 +29,13 @@ def write_json(path: Path, value: Any) -> None:
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
+def check_target(path: Path, flag: str) -> None:
+    """See, before any long work, that `path` can be written as a file. Raises InputError."""
+    make_folder(path.parent)
+    if path.is_dir():
+        raise InputError(f"{flag} {path} is a folder; give a file name")
+
+
 def make_folder(path: Path) -> Path:
     """Create `path` as a folder, before any long work. Raises InputError when that cannot be."""
     try:

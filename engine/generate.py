@@ -10,8 +10,8 @@ import numpy as np
 
 from ..sixbit_core.report_image import draw_run
 from .errors import InputError
-from .facts import ModelFacts, check_clip, read_facts
-from .files import make_folder, write_json
+from .facts import ModelFacts, check_clip, check_sampling, read_facts
+from .files import check_target, make_folder, write_json
 from .machine import find_machine, reset_peak_memory
 from .pipeline import load_model
 from .report import compare_clips, done_line, make_report, status_line
@@ -83,6 +83,8 @@ def generate(
     clip = check_request(request, facts)
     settings = settle(request.choice, facts)
     out = make_folder(request.out)
+    if request.report is not None:
+        check_target(request.report, "--report")
     model = load_model(
         request.model, request.pipeline, FULL if request.compare else settings.weights, machine, facts=facts
     )
@@ -132,16 +134,6 @@ def check_request(request: GenerateRequest, facts: ModelFacts) -> ClipSpec:
     find_codec()
     prompt, negative = request.prompt, request.negative
     return ClipSpec(prompt, size, frames, negative, request.steps, request.cfg, request.seed, image)
-
-
-def check_sampling(steps: int, cfg: float, seed: int) -> None:
-    """Raise InputError for numbers that sampling cannot be given."""
-    if not 1 <= steps <= 1000:
-        raise InputError(f"--steps must lie between 1 and 1000, got {steps}")
-    if not 0 <= cfg <= 100:
-        raise InputError(f"--cfg must lie between 0 and 100, got {cfg:g}")
-    if not 0 <= seed < 2**63:
-        raise InputError(f"--seed must be 0 or more and below 2^63, got {seed}")
 
 
 def write_results(

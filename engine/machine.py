@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from ..sixbit_core import VERSION
 from .errors import InputError
 
-LIBRARIES = ("torch", "triton", "diffusers", "transformers", "sixbit-diffusion")
+LIBRARIES = ("torch", "triton", "diffusers", "transformers")
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def find_machine(device: str = "auto") -> Machine:
 
 def versions() -> dict[str, str]:
     """Versions of the libraries that decide a result."""
-    found = {"python": platform.python_version()}
+    found = {"sixbit": VERSION, "python": platform.python_version()}
     for library in LIBRARIES:
         try:
             found[library] = importlib.metadata.version(library)

@@ -9,8 +9,10 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -85,35 +87,35 @@ def run_workers(program: Sequence[str], count: int, watch: Callable[[], None]) -
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     environment = {"OMP_NUM_THREADS": str(max(1, cores // count)), **os.environ}
-    workers = [
-        subprocess.Popen(
-            [*program, "--shard", f"{index}/{count}"],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(count)
-    ]
-    try:
-        while any(worker.poll() is None for worker in workers):
-            failed = next((worker for worker in workers if worker.poll() not in (None, 0)), None)
-            if failed is not None:
-                break
+    with ExitStack() as open_files:
+        said = [open_files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(count)]
+        workers = [
+            subprocess.Popen(
+                [*program, "--shard", f"{index}/{count}"],
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=file,
+            )
+            for index, file in enumerate(said)
+        ]
+        try:
+            while any(worker.poll() is None for worker in workers):
+                if any(worker.poll() not in (None, 0) for worker in workers):
+                    break
+                watch()
+                time.sleep(0.5)
+            for worker, file in zip(workers, said, strict=True):
+                if worker.poll() not in (None, 0):
+                    file.seek(0)
+                    lines = file.read().strip().splitlines()
+                    raise RuntimeError(f"a worker failed: {lines[-1] if lines else worker.returncode}")
             watch()
-            time.sleep(0.5)
-        for worker in workers:
-            if worker.poll() not in (None, 0):
-                said = worker.stderr.read().strip().splitlines()
-                raise RuntimeError(f"a worker failed: {said[-1] if said else worker.returncode}")
-        watch()
-    finally:
-        for worker in workers:
-            if worker.poll() is None:
-                worker.terminate()
-        for worker in workers:
-            worker.wait()
-            worker.stderr.close()
+        finally:
+            for worker in workers:
+                if worker.poll() is None:
+                    worker.terminate()
+            for worker in workers:
+                worker.wait()
 
 
 def own_program() -> list[str]:

@@ -40,6 +40,8 @@ BAD = [
     ([*GENERATE, "--predictor", "absent.json"], "absent.json"),
     ([*GENERATE, "--device", "tpu"], "--device must be auto, cpu or cuda"),
     ([*GENERATE, "--out", "FILE"], "cannot be made a folder"),
+    ([*GENERATE, "--report", "TINY"], "is a folder; give a file name"),
+    (["evaluate", "--model", "TINY", "--steps", "0", "--out", "OUT"], "--steps must lie between"),
     (["generate", "--model", "FILE", "--prompt", "x", "--out", "OUT"], "add --pipeline"),
     (["inspect", "FILE"], "file.txt"),
     (["inspect", "nowhere.safetensors"], "nowhere.safetensors"),

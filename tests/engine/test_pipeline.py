@@ -5,7 +5,7 @@ import torch
 from diffusers import CogVideoXImageToVideoPipeline, CogVideoXPipeline
 from PIL import Image
 from sixbit_diffusion.engine.errors import InputError
-from sixbit_diffusion.engine.facts import check_clip, read_facts
+from sixbit_diffusion.engine.facts import check_clip, check_text_to_video, read_facts
 from sixbit_diffusion.engine.machine import Machine, find_machine
 from sixbit_diffusion.engine.pipeline import check_dtype, compute_dtype, first_frame, load_model
 from sixbit_diffusion.engine.sample import ClipSpec, sample
@@ -61,6 +61,8 @@ def test_image_to_video(tmp_path):
     facts = read_facts(str(folder))
     with pytest.raises(InputError, match="add --image"):
         check_clip(facts, (32, 32), 9, None)
+    with pytest.raises(InputError, match="text-to-video models only"):
+        check_text_to_video(facts, "evaluate")
     image = Image.linear_gradient("L").convert("RGB")
     clip = ClipSpec(CLIP.prompt, (32, 32), 9, steps=2, seed=5, image=image)
     model = load_model(str(folder), None, "full", CPU)
