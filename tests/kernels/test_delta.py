@@ -11,7 +11,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 @pytest.mark.parametrize("delta_dtype", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1,), (7, 123), pytest.param((2, 17776, 3072), marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("shape", [(1,), (7, 123), pytest.param((2, 1234, 3072), marks=pytest.mark.gpu)])
 def test_twin_equals_reference(device, run_both, assert_same, make, shape, dtype, delta_dtype):
     x = make(*shape, dtype=dtype, device=device)
     delta = make(*shape, dtype=delta_dtype, device=device, seed=1)

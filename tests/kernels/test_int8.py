@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sixbit_diffusion.kernels import hadamard_quantize_int8, quantize_int8
+from sixbit_diffusion.kernels import hadamard_quantize_int8, quantize_int8, use_backend
 
 SHAPES = [(1, 1), (7, 123), (123, 48), (2, 1920), (1, 3072)]
-LARGE = [(1234, 3072), (226, 12288), (35552, 3072)]
+LARGE = [(1234, 3072), (226, 12288), (4444, 3072)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -53,6 +53,20 @@ def test_strides_do_not_matter(device, run_both, assert_same, make):
         expected, got = run_both(quantize_int8, view)
         assert_same(expected, got)
         assert_same(quantize_int8(view.contiguous()), expected)
+
+
+@pytest.mark.gpu
+def test_more_elements_than_int32_counts():
+    rows, columns = 720_000, 3072
+    if torch.cuda.mem_get_info()[0] < 4 * rows * columns:
+        pytest.skip("needs 9 GB of free GPU memory")
+    x = torch.zeros(rows, columns, dtype=torch.bfloat16, device="cuda")
+    x[-1] = torch.arange(columns, device="cuda") / 7
+    q, scale = quantize_int8(x)
+    with use_backend("reference"):
+        expected, expected_scale = quantize_int8(x[-1:])
+    assert torch.equal(q[-1:], expected) and torch.equal(scale[-1:], expected_scale)
+    assert not q[-2].any()
 
 
 def test_no_rows(device, run_both, assert_same):

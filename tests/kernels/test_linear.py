@@ -68,7 +68,9 @@ def test_twin_agrees(device, run_both, layer, linear, case, dtype):
         # The twin rounds the weight and the rotated x to the type of x, as any layer in that type does.
         low = (block_hadamard(x, case[3]) @ dequantize_nvfp4(*triple, dtype).T).float() + bias
         worst = (low.to(dtype).float() - exact).abs().max()
-    unit = torch.finfo(dtype).eps if device == "cpu" and dtype == torch.bfloat16 else 1e-6
+    # The interpreter truncates bfloat16; tensor cores truncate as they add.
+    interpreted = torch.finfo(dtype).eps if dtype == torch.bfloat16 else 1e-6
+    unit = interpreted if device == "cpu" else 1e-5
     assert (got.float() - exact).abs().max() <= 2 * worst + unit * exact.abs().max()
 
 
