@@ -51,6 +51,12 @@ def test_skips_happen_and_cost_no_bits(tiny):
     assert run.report.cache_bytes > 0
 
 
+def test_no_skip_before_start_or_after_end(tiny):
+    late = DeltaCacheConfig(threshold=10.0, max_skips=2, start=0.5, end=0.8)
+    # progress at each of the six evaluations: 0, 1/6, 2/6, 3/6, 4/6, 5/6
+    assert sample(tiny, settings("w4a8", late), CLIP).report.choices["q"][0] == "888--8"
+
+
 def test_second_run_equals_first(tiny):
     chosen = settings("w4a4", EAGER)
     first, second = sample(tiny, chosen, CLIP), sample(tiny, chosen, CLIP)
