@@ -139,7 +139,7 @@ def test_search_takes_the_best_of_eight_codes(make):
 
 
 def test_search_reaches_both_ends(device, run_both, assert_same):
-    """Two blocks whose nearest scale is 1, best decoded with 13/16, three codes below, and 12/8, four above."""
+    """Two blocks of nearest scale 1, best decoded with 13/16 (three codes below) and 12/8 (four above)."""
     low = [6.0] + [6 * 13 / 16] * 10 + [0.5 * 13 / 16] * 5
     high = [6.0] + [4.5] * 8 + [0.75] * 7
     x = torch.tensor([low, high], device=device)
