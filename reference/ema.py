@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -56,16 +57,14 @@ class Clock:
         return min(1.0, self.elapsed / self.total)
 
 
-def set_rate(optimizer: torch.optim.Optimizer, peak: float, progress: float, step: int, warmup: int) -> float:
-    """Set and return the learning rate: a linear rise over `warmup` steps times a cosine over the budget."""
-    rate = peak * min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * progress))
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    return rate
+def rate_at(peak: float, progress: float, step: int, warmup: int) -> float:
+    """The learning rate: a linear rise over `warmup` steps times a cosine over the budget."""
+    return peak * min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def decay_groups(module: nn.Module, weight_decay: float) -> list[dict]:
-    """Optimizer groups: matrices decay, vectors do not. Together in an order that `EMA.names` does not share."""
-    matrices = [p for p in module.parameters() if p.ndim >= 2]
-    vectors = [p for p in module.parameters() if p.ndim < 2]
+def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict]:
+    """Optimizer groups: matrices decay, vectors do not."""
+    parameters = list(parameters)
+    matrices = [p for p in parameters if p.ndim >= 2]
+    vectors = [p for p in parameters if p.ndim < 2]
     return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]

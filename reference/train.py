@@ -44,7 +44,13 @@ def _transformer(args: argparse.Namespace, device: torch.device) -> None:
     from .train_transformer import TransformerSettings, train_transformer
 
     settings = TransformerSettings(
-        args.total_seconds, args.stop_after, batch=args.batch, rate=args.rate, seed=args.seed, tiny=args.tiny
+        args.total_seconds,
+        args.stop_after,
+        batch=args.batch,
+        rate=args.rate,
+        seed=args.seed,
+        tiny=args.tiny,
+        graph=not args.no_graph,
     )
     train_transformer(args.work, settings, device, BEGIN)
 
@@ -92,6 +98,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--no-graph", action="store_true", help="launch kernel by kernel, without a CUDA graph"
+    )
     parser.add_argument("--tiny", action="store_true", help="small networks and batches, for tests")
     args = parser.parse_args(argv)
     args.work.mkdir(parents=True, exist_ok=True)

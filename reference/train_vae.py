@@ -16,7 +16,7 @@ import torch
 from diffusers import AutoencoderKLCogVideoX
 from safetensors.torch import save_file
 
-from .ema import EMA, Clock, set_rate
+from .ema import EMA, Clock, rate_at
 from .models import make_vae
 from .render import render
 from .tokenizer import load_tokenizer, token_ids
@@ -55,7 +55,7 @@ def train_vae(work: Path, seconds: float, device: torch.device, seed: int = 0, t
         crops = p < CROPS_UNTIL
         window = (2 if tiny else 64, 9, SIZE // 2) if crops else (1 if tiny else 12, 17, SIZE)
         x = to_signal(_windows(pool, *window))
-        set_rate(optimizer, PEAK_RATE, p, step, 100)
+        optimizer.param_groups[0]["lr"] = rate_at(PEAK_RATE, p, step, 100)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             posterior = vae.encode(x).latent_dist
             error = vae.decode(posterior.sample()).sample.float() - x
