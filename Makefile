@@ -34,7 +34,7 @@ gpu: setup
 
 demo: setup
 	$(BIN)/sixbit generate --model reference --preset balanced --precision dmpq --cache tdc --compare \
-		--prompt "a red star is moving right on a white background" --out out/demo
+		--prompt "a red star moves right on a white background" --out out/demo
 
 clean:
 	rm -rf $(VENV) out build dist *.egg-info

@@ -38,10 +38,10 @@ def build_transformer(
         raise InputError(f"{facts.name} is quantized; full precision needs the source it was made from")
     with torch.device("meta"):
         model = CogVideoXTransformer3DModel.from_config(facts.config)
-    tensors, quantized = _read(facts, weights, device, dtype)
-    for path, weight in quantized.items():
+    tensors, quantized = _read(facts, weights, device)
+    for path, weight in quantized.items():  # a bias stays as stored: it is added in float32 whatever it is
         _put(model, path, QuantizedLinear(weight, tensors.pop(f"{path}.bias", None)))
-    _fill(model, tensors)
+    _fill(model, {name: tensor.to(dtype) for name, tensor in tensors.items()})
     _fill_tables(model, facts, device, dtype)
     left = [name for name, tensor in _tensors(model) if tensor.is_meta]
     if left:
@@ -62,15 +62,15 @@ def full_precision_bytes(facts: ModelFacts) -> int:
 
 
 def _read(
-    facts: ModelFacts, weights: str, device: torch.device, dtype: torch.dtype
+    facts: ModelFacts, weights: str, device: torch.device
 ) -> tuple[dict[str, torch.Tensor], dict[str, QuantizedWeight]]:
-    """Tensors and quantized weights by diffusers name, on the device."""
+    """Tensors as stored and quantized weights, by diffusers name, on the device."""
     tensors, quantized = {}, {}
     for name, value in _items(facts, weights, device):
         if isinstance(value, QuantizedWeight):
             quantized[facts.family.to_diffusers(name)] = value.to(device)
         else:
-            tensors[facts.family.to_diffusers(name)] = value.to(device, dtype)
+            tensors[facts.family.to_diffusers(name)] = value.to(device)
     return tensors, quantized
 
 
