@@ -1,6 +1,7 @@
 """Captions of the procedural world: plain English that names everything a clip is scored on.
 
-`caption_of` counts through templates x wordings, so that one scene has many captions, all of at most 32 tokens.
+`caption_of` counts through templates x wordings, so that one scene has many captions, of at most 32 tokens.
+Half of the templates for two objects say which is on the left; the others leave their places open.
 """
 
 from __future__ import annotations
@@ -59,15 +60,18 @@ _SINGLE = (
     "{background} background: one {colour} {shape} {verb}",
     "one {shape}, {colour}, {verb} against {background}",
 )
-_PAIR = (
-    "a {left} on the left and a {right} on the right {verb} on a {background} background",
-    "a {left} and a {right} {verb} over a {background} background",
-    "on a {background} background, a {left} and a {right} {verb}",
-    "a video of a {left} next to a {right} that {verb} in front of a {background} backdrop",
-    "a {left} to the left of a {right}, both {verb}, and the background is {background}",
-    "{background} background: a {left} on the left, a {right} on the right, they {verb}",
+_PAIR: tuple[tuple[str, bool], ...] = (  # (template, whether it names the sides)
+    ("a {left} on the left and a {right} on the right {verb} on a {background} background", True),
+    ("a {left} and a {right} {verb} over a {background} background", False),
+    ("on a {background} background, a {left} and a {right} {verb}", False),
+    ("a video of a {left} next to a {right} that {verb} in front of a {background} backdrop", False),
+    ("a {left} to the left of a {right}, both {verb}, and the background is {background}", True),
+    ("{background} background: a {left} on the left, a {right} on the right, they {verb}", True),
 )
-WORDINGS = len(_SINGLE) * len(_PAIR) * 4  # every template with every verb, for one object and for two
+_VERBS_EACH = 4  # of every motion
+WORDINGS = (
+    len(_SINGLE) * len(_PAIR) * _VERBS_EACH
+)  # every template with every verb, for one object and for two
 
 
 def caption_of(objects: tuple[tuple[str, str], ...], background: str, motion: str, wording: int) -> str:
@@ -79,16 +83,20 @@ def caption_of(objects: tuple[tuple[str, str], ...], background: str, motion: st
         motion: its name.
         wording: chooses template and verb.
     """
-    verbs = _VERBS[motion]
-    single, plural = verbs[wording % len(verbs)]
-    wording //= len(verbs)
+    single, plural = _VERBS[motion][wording % _VERBS_EACH]
+    wording //= _VERBS_EACH
     if len(objects) == 1:
         colour, shape = objects[0]
         template = _SINGLE[wording % len(_SINGLE)]
         return _articles(template.format(colour=colour, shape=shape, verb=single, background=background))
     left, right = (" ".join(thing) for thing in objects)
-    template = _PAIR[wording % len(_PAIR)]
+    template, _ = _PAIR[wording % len(_PAIR)]
     return _articles(template.format(left=left, right=right, verb=plural, background=background))
+
+
+def names_sides(wording: int) -> bool:
+    """Whether the caption numbered `wording` of two objects says which is on the left."""
+    return _PAIR[wording // _VERBS_EACH % len(_PAIR)][1]
 
 
 def _articles(caption: str) -> str:

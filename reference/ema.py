@@ -14,17 +14,24 @@ from torch import nn
 
 
 class EMA:
-    """average <- decay * average + (1 - decay) * weight, with decay rising to its value over the first steps."""
+    """average <- decay * average + (1 - decay) * weight.
 
-    def __init__(self, module: nn.Module, decay: float):
+    Args:
+        module: whose parameters to follow, from their present values on.
+        decay: its final value.
+        rising: let it rise to that over the first steps, so that fresh weights are soon forgotten.
+    """
+
+    def __init__(self, module: nn.Module, decay: float, rising: bool = True):
         self.decay = decay
+        self.rising = rising
         self.names = [name for name, _ in module.named_parameters()]
         self.weights = [p.data for p in module.parameters()]
         self.averages = [p.detach().clone() for p in module.parameters()]
 
     def update(self, step: int) -> None:
         """Take in the weights after step number `step`."""
-        decay = min(self.decay, (1 + step) / (10 + step))
+        decay = min(self.decay, (1 + step) / (10 + step)) if self.rising else self.decay
         torch._foreach_lerp_(self.averages, self.weights, 1 - decay)
 
     @torch.no_grad()

@@ -1,9 +1,10 @@
 """Reads a clip of the procedural world back into words: plain image processing, no network.
 
-Background: median colour of the frame's border. Cover of an object: a = <p - b, c - b> / |c - b|^2 of each pixel p,
-with b the background and c the object's median colour. Shape: the cover, scaled to unit area about its centroid,
-against the world's own drawings at all angles, by sum(min) / sum(max). Motion: travel of the centroid, ratio of
-the radii and turn of the outline's k-fold moment, each over the size it has in the world; the largest wins.
+Background: median colour of the frame's border. Cover of an object: a = <p - b, c - b> / |c - b|^2 of each
+pixel p, with b the background and c the object's median colour. Shape: the cover, scaled to unit area about
+its centroid, against the world's own drawings at all angles, by sum(min) / sum(max). Motion: travel of the
+centroid, ratio of the radii and turn of the outline's k-fold moment, each over the size it has in the world;
+the largest wins.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Reading:
 
     def words(self) -> str:
         """One line for people."""
-        return f"{' and '.join(' '.join(o) for o in self.objects) or 'nothing'}, {self.motion}, on {self.background}"
+        objects = " and ".join(" ".join(thing) for thing in self.objects) or "nothing"
+        return f"{objects}, {self.motion}, on {self.background}"
 
 
 def read_clip(frames: np.ndarray) -> Reading:
@@ -58,8 +60,7 @@ def read_clip(frames: np.ndarray) -> Reading:
         raise ValueError(f"read_clip needs frames [T, H, W, 3] uint8, got {frames.shape} {frames.dtype}")
     pixels = frames.astype(np.float32)
     border = np.concatenate(
-        [pixels[:, :3].reshape(-1, 3), pixels[:, -3:].reshape(-1, 3), pixels[:, :, :3].reshape(-1, 3)]
-        + [pixels[:, :, -3:].reshape(-1, 3)]
+        [part.reshape(-1, 3) for part in (pixels[:, :3], pixels[:, -3:], pixels[:, :, :3], pixels[:, :, -3:])]
     )
     ground = np.median(border, axis=0)
     background = _nearest(ground, BACKGROUNDS)
@@ -81,13 +82,27 @@ def read_clip(frames: np.ndarray) -> Reading:
 
 
 def score(scene: Scene, reading: Reading) -> dict[str, bool]:
-    """kind -> whether it is right; with two objects, whether both are, from left to right."""
+    """kind -> whether it is right; with two objects, whether both are.
+
+    Two objects are compared from left to right where the caption names the sides. Where it does not, they may
+    stand either way round, but colour and shape are compared the same way round: the one with more colours
+    right, then more shapes.
+    """
+    orders = [scene.objects] if scene.sides else [scene.objects, scene.objects[::-1]]
+    colour, shape = max(_matches(order, reading.objects) for order in orders)
+    everything = max(len(scene.objects), len(reading.objects))
     return {
         "background": scene.background == reading.background,
-        "colour": [colour for colour, _ in scene.objects] == [colour for colour, _ in reading.objects],
-        "shape": [shape for _, shape in scene.objects] == [shape for _, shape in reading.objects],
+        "colour": colour == everything,
+        "shape": shape == everything,
         "motion": scene.motion == reading.motion,
     }
+
+
+def _matches(asked: tuple[tuple[str, str], ...], seen: tuple[tuple[str, str], ...]) -> tuple[int, int]:
+    """How many colours and how many shapes agree, place by place."""
+    pairs = list(zip(asked, seen, strict=False))
+    return sum(a[0] == b[0] for a, b in pairs), sum(a[1] == b[1] for a, b in pairs)
 
 
 def prepare() -> None:
@@ -100,7 +115,7 @@ def _nearest(colour: np.ndarray, names: dict[str, tuple[int, int, int]]) -> str:
 
 
 def _object_columns(different: np.ndarray) -> list[np.ndarray]:
-    """[W] bool masks, one per object: split at an empty gap near the middle that has objects on both sides."""
+    """[W] bool masks, one per object: split at an empty gap near the middle with objects on both sides."""
     width = different.shape[2]
     profile = different.sum(axis=(0, 1)) / len(different)
     low, high = width * 5 // 16, width * 11 // 16
@@ -146,7 +161,7 @@ def _read_object(cover: np.ndarray) -> tuple[str, str]:
 
 
 def _unit_covers(cover: np.ndarray, cx: np.ndarray, cy: np.ndarray, radius: np.ndarray) -> np.ndarray:
-    """[F, SIDE * SIDE]: covers scaled about their centroids so that their discs of equal area have radius 1."""
+    """[F, SIDE * SIDE]: covers scaled about their centroids until discs of their areas have radius 1."""
     u = (np.arange(SIDE) + 0.5) / SIDE * 2 * REACH - REACH
     x, y = cx[:, None] + radius[:, None] * u, cy[:, None] + radius[:, None] * u
     x0, y0 = np.floor(x).astype(int), np.floor(y).astype(int)
@@ -193,7 +208,7 @@ def _nearest_shape(unit: np.ndarray, radius: np.ndarray) -> str:
 
 
 def _motion(shape: str, cover: np.ndarray, cx: np.ndarray, cy: np.ndarray, radius: np.ndarray) -> str:
-    """The motion whose measured size, over the size it has in the world, is largest; "still" below `NOTICED`."""
+    """The motion whose size, over the size it has in the world, is largest; "still" below `NOTICED`."""
     ends = max(1, len(cx) // 11)
     dx, dy = (float(c[-ends:].mean() - c[:ends].mean()) for c in (cx, cy))
     ratio = float(np.log(radius[-ends:].mean() / radius[:ends].mean()))

@@ -1,9 +1,9 @@
 """Stage `export`: write the trained networks as a diffusers pipeline folder, in 16 bits.
 
-Transformer and text encoder are stored in bfloat16, the transformer in shards of at most 15 MB; the autoencoder in
-float16, whose rounding is finer and which no weight of it overflows. The text encoder's config.json asks for float32:
-transformers loads a model in its stored precision while diffusers loads in float32, and a pipeline loaded without a
-dtype must be of one.
+Transformer and text encoder are stored in bfloat16, the transformer in shards of at most 15 MB; the
+autoencoder in float16, whose rounding is finer and which no weight of it overflows. The text encoder's
+config.json asks for float32: transformers loads a model in its stored precision while diffusers loads in
+float32, and a pipeline loaded without a dtype must be of one.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def make_text_encoder(vocabulary: int, tiny: bool = False) -> T5EncoderModel:
 
 
 def make_transformer(tiny: bool = False) -> CogVideoXTransformer3DModel:
-    """The denoiser with fresh weights. Modulations and the output start at zero, so each block starts as identity."""
+    """The denoiser with fresh weights: zero modulations and output, so each block starts as identity."""
     model = CogVideoXTransformer3DModel(
         num_attention_heads=1 if tiny else 4,
         attention_head_dim=64,

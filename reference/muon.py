@@ -1,10 +1,12 @@
 """Muon: momentum whose every matrix is made orthogonal before the step.
 
-    m <- mu m + (1 - mu) g,   u = NS5((1 - mu) g + mu m),   w <- (1 - lr wd) w - lr 0.2 sqrt(max(rows, columns)) u
+    m <- mu m + (1 - mu) g
+    u  = NS5((1 - mu) g + mu m)
+    w <- (1 - lr wd) w - lr 0.2 sqrt(max(rows, columns)) u
 
-NS5 is five steps of the quintic Newton-Schulz iteration (Jordan et al. 2024); the factor gives updates the size of
-AdamW's, so that one learning rate serves both (Liu et al. 2025, arXiv 2502.16982). Matrices of one shape are
-updated together, and nothing waits for the device, so a step can be captured in a CUDA graph.
+NS5 is five steps of the quintic Newton-Schulz iteration (Jordan et al. 2024); the factor gives updates the
+size of AdamW's, so that one learning rate serves both (Liu et al. 2025, arXiv 2502.16982). Matrices of one
+shape are updated together, and nothing waits for the device, so a step can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalize(matrices: torch.Tensor, steps: int = 5) -> torch.Tensor:
-    """[n, rows, columns] matrices with all singular values pushed towards 1; float32, computed in bfloat16."""
+    """[n, rows, columns] with all singular values pushed towards 1; float32, computed in bfloat16."""
     a, b, c = COEFFICIENTS
     x = matrices.bfloat16()
     wide = x.shape[1] <= x.shape[2]

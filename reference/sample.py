@@ -1,7 +1,7 @@
 """Stage `sample`: generate clips for held-out prompts, read them, and count what is right.
 
-Each share comes with its 95 % Wilson interval; prompts with one and with two objects are counted apart, since a
-prompt with two objects is right only where both are.
+Each share comes with its 95 % Wilson interval; prompts with one and with two objects are counted apart, since
+a prompt with two objects is right only where both are.
 """
 
 from __future__ import annotations

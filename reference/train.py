@@ -6,11 +6,15 @@ encode        turn training clips into latents            -> DIR/latents.safeten
 transformer   train the denoiser and the text encoder     -> DIR/state.safetensors; resumes
 export        write the pipeline                          -> FOLDER
 sample        score held-out prompts on the pipeline      -> OUT/sample.json, OUT/sample.png
+evaluator     score the evaluator itself on rendered clips
+
+A pipeline is trained on by `encode --vae FOLDER/vae` and `transformer --from FOLDER`.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,9 +39,13 @@ def _vae(args: argparse.Namespace, device: torch.device) -> None:
 
 
 def _encode(args: argparse.Namespace, device: torch.device) -> None:
-    from .train_vae import encode_clips
+    from .train_vae import EncodeSettings, encode_clips
+    from .world import PAIR_SHARE
 
-    encode_clips(args.work, args.clips, args.seconds, device, args.seed + 1, args.tiny)
+    pairs = PAIR_SHARE if args.pair_share is None else args.pair_share
+    clips = 50000 if args.clips is None else args.clips
+    settings = EncodeSettings(clips, args.seconds, args.vae, pairs, args.seed + 1, args.tiny)
+    encode_clips(args.work, settings, device)
 
 
 def _transformer(args: argparse.Namespace, device: torch.device) -> None:
@@ -51,6 +59,9 @@ def _transformer(args: argparse.Namespace, device: torch.device) -> None:
         seed=args.seed,
         tiny=args.tiny,
         graph=not args.no_graph,
+        start=args.start,
+        pair_share=args.pair_share,
+        spin_share=args.spin_share,
     )
     train_transformer(args.work, settings, device, BEGIN)
 
@@ -67,6 +78,12 @@ def _sample(args: argparse.Namespace, device: torch.device) -> None:
     evaluate_pipeline(args.folder, args.prompts, device, args.out, args.steps)
 
 
+def _evaluator(args: argparse.Namespace, device: torch.device) -> None:
+    from .check_evaluator import print_check
+
+    print_check(500 if args.clips is None else args.clips)
+
+
 STAGES: dict[str, Stage] = {
     "tokenizer": _tokenizer,
     "vae": _vae,
@@ -74,11 +91,12 @@ STAGES: dict[str, Stage] = {
     "transformer": _transformer,
     "export": _export,
     "sample": _sample,
+    "evaluator": _evaluator,
 }
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one stage; returns the exit code."""
+    """Run one stage; returns the exit code, 2 for arguments or files that do not fit."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -91,7 +109,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=200.0, help="time of `vae`, limit of `encode`")
     parser.add_argument("--total-seconds", type=float, default=900.0, help="time of `transformer` in all")
     parser.add_argument("--stop-after", type=float, help="seconds after which `transformer` saves and ends")
-    parser.add_argument("--clips", type=int, default=50000)
+    parser.add_argument("--clips", type=int, help="of `encode` (default 50000) and `evaluator` (500)")
+    parser.add_argument("--vae", type=Path, help="autoencoder for `encode`, instead of DIR/vae")
+    parser.add_argument(
+        "--from", dest="start", type=Path, help="pipeline whose weights `transformer` starts from"
+    )
+    parser.add_argument(
+        "--pair-share",
+        type=float,
+        help="share of clips with two objects: in the data (`encode`), or as drawn from it (`transformer`)",
+    )
+    parser.add_argument("--spin-share", type=float, help="share of spinning clips that `transformer` draws")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--prompts", type=int, default=96)
@@ -104,7 +132,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="small networks and batches, for tests")
     args = parser.parse_args(argv)
     args.work.mkdir(parents=True, exist_ok=True)
-    STAGES[args.stage](args, torch.device(args.device))
+    try:
+        STAGES[args.stage](args, torch.device(args.device))
+    except (ValueError, FileNotFoundError) as error:
+        print(f"{args.stage}: {error}", file=sys.stderr)
+        return 2
     print(f"{args.stage}: {time.monotonic() - BEGIN:.0f} s in all", flush=True)
     return 0
 

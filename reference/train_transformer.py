@@ -2,28 +2,31 @@
 
     loss = mean (v_theta(x_t, t, text) - v)^2,   t stratified over the batch, 10 % of the captions empty
 
-The learning rate follows the time used, over all commands of the stage, so a stopped stage resumes on the same
-curve: weights, averages and moments of the optimizers are kept in `WORK`/state.safetensors.
+The learning rate follows the time used, over all commands of the stage, so a stopped stage resumes on the
+same curve: weights, averages and moments of the optimizers are kept in `WORK`/state.safetensors. A stage may
+also start from the weights of a pipeline folder, with fresh optimizers.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from diffusers import CogVideoXTransformer3DModel
+from safetensors.torch import load_file
 from torch import nn
+from transformers import T5EncoderModel
 
+from .batches import Batches
 from .ema import EMA, Clock, decay_groups, rate_at
-from .models import make_scheduler, make_text_encoder, make_transformer, rotary_tables
+from .models import make_text_encoder, make_transformer, rotary_tables
 from .muon import Muon
-from .tokenizer import load_tokenizer, token_ids
+from .state import load_state, save_state
+from .tokenizer import load_tokenizer
 
-EMPTY_SHARE = 0.1
 LOG_EVERY = 100
 
 
@@ -41,6 +44,9 @@ class TransformerSettings:
         seed: of weights and noise.
         tiny: small networks, for tests.
         graph: launch a step as one CUDA graph (on a GPU).
+        start: a pipeline folder whose weights a new stage starts from; repeat it when the stage is resumed.
+        pair_share: how often a clip with two objects is drawn; None: as often as the data hold them.
+        spin_share: likewise for clips that spin.
     """
 
     total_seconds: float
@@ -52,10 +58,19 @@ class TransformerSettings:
     seed: int = 0
     tiny: bool = False
     graph: bool = True
+    start: Path | None = None
+    pair_share: float | None = None
+    spin_share: float | None = None
 
 
-def make_networks(tiny: bool = False) -> nn.ModuleDict:
-    """The text encoder ("text") and the denoiser ("transformer") with fresh weights."""
+def make_networks(tiny: bool = False, start: Path | None = None) -> nn.ModuleDict:
+    """Text encoder ("text") and denoiser ("transformer"), fresh or of the pipeline in `start`; float32."""
+    if start is not None:
+        if not (start / "model_index.json").exists():
+            raise ValueError(f"--from needs a pipeline folder with a model_index.json, got {start}")
+        text = T5EncoderModel.from_pretrained(start / "text_encoder")
+        transformer = CogVideoXTransformer3DModel.from_pretrained(start / "transformer")
+        return nn.ModuleDict({"text": text.float(), "transformer": transformer.float()}).train()
     return nn.ModuleDict(
         {"text": make_text_encoder(len(load_tokenizer()), tiny), "transformer": make_transformer(tiny)}
     )
@@ -75,13 +90,13 @@ def train_transformer(work: Path, settings: TransformerSettings, device: torch.d
     """
     torch.manual_seed(settings.seed)
     torch.set_float32_matmul_precision("high")
-    networks = make_networks(settings.tiny).to(device)
+    networks = make_networks(settings.tiny, settings.start).to(device)
     data = load_file(work / "latents.safetensors", device=str(device))
-    batches = _Batches(data["latents"], data["tokens"], settings.batch, device)
+    batches = Batches(data, settings.batch, settings.pair_share, settings.spin_share)
     rate = torch.tensor(settings.rate, device=device)
     optimizers = make_optimizers(networks, rate, device.type == "cuda")
-    ema = EMA(networks, settings.decay)
-    first, elapsed = _load_state(work, networks, ema, optimizers)
+    ema = EMA(networks, settings.decay, rising=settings.start is None)
+    first, elapsed = load_state(work, networks, ema, optimizers, settings.start is not None)
     torch.manual_seed(settings.seed + first)  # else a resumed stage repeats its noise
     print(f"transformer: {sum(p.numel() for p in networks.parameters()) / 1e6:.2f} M parameters,", end=" ")
     print(f"{len(data['latents'])} clips, from step {first} at {elapsed:.0f} s", flush=True)
@@ -111,7 +126,8 @@ def train_transformer(work: Path, settings: TransformerSettings, device: torch.d
             mark, mark_step = clock.elapsed, step
             total.zero_()
     done = clock.progress >= 1
-    _save_state(work, networks, ema, optimizers, step, clock.elapsed)
+    record = {"step": step, "elapsed": clock.elapsed, "warm": settings.start is not None}
+    save_state(work, networks, ema, optimizers, record)
     print(f"transformer: step {step}, {clock.elapsed:.0f} of {settings.total_seconds:.0f} s", flush=True)
     return done
 
@@ -130,7 +146,7 @@ def make_optimizers(networks: nn.ModuleDict, rate: torch.Tensor, cuda: bool) -> 
 
 def _stepper(
     networks: nn.ModuleDict,
-    batches: _Batches,
+    batches: Batches,
     optimizers: list[torch.optim.Optimizer],
     total: torch.Tensor,
     device: torch.device,
@@ -183,33 +199,9 @@ def averaged_networks(work: Path, tiny: bool = False) -> nn.ModuleDict:
     return networks.eval()
 
 
-class _Batches:
-    """Random clips, captions, times and noise, all made on the device."""
-
-    def __init__(self, latents: torch.Tensor, tokens: torch.Tensor, batch: int, device: torch.device):
-        self.latents, self.tokens, self.batch, self.device = latents, tokens, batch, device
-        self.empty = token_ids(load_tokenizer(), [""])[0].to(device)
-        alphas = make_scheduler().alphas_cumprod.to(device, torch.float32)
-        self.signal, self.noise = alphas.sqrt(), (1 - alphas).sqrt()
-
-    def draw(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x_t [B, 9, 16, 16, 16], t [B] int64, token ids [B, 32], v like x_t in float32."""
-        n, device = self.batch, self.device
-        clip = torch.randint(len(self.latents), (n,), device=device)
-        ids = self.tokens[clip, torch.randint(self.tokens.shape[1], (n,), device=device)].long()
-        ids = torch.where(torch.rand(n, 1, device=device) < EMPTY_SHARE, self.empty, ids)
-        steps = len(self.signal)
-        t = (torch.arange(n, device=device) + torch.rand(n, device=device)) * (steps / n)
-        t = t.long().clamp_(max=steps - 1)
-        x0 = self.latents[clip].float()
-        noise = torch.randn_like(x0)
-        a, b = self.signal[t].view(-1, 1, 1, 1, 1), self.noise[t].view(-1, 1, 1, 1, 1)
-        return a * x0 + b * noise, t, ids, a * noise - b * x0
-
-
 def _loss(
     networks: nn.ModuleDict,
-    batches: _Batches,
+    batches: Batches,
     rotary: tuple[torch.Tensor, torch.Tensor],
     device: torch.device,
 ) -> torch.Tensor:
@@ -225,45 +217,3 @@ def _loss(
             return_dict=False,
         )[0]
     return (predicted.float() - v).square().mean()
-
-
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step", "momentum")
-
-
-def _save_state(
-    work: Path,
-    networks: nn.Module,
-    ema: EMA,
-    optimizers: list[torch.optim.Optimizer],
-    step: int,
-    elapsed: float,
-) -> None:
-    tensors: dict[str, torch.Tensor] = {}
-    for (name, parameter), average in zip(networks.named_parameters(), ema.averages, strict=True):
-        tensors[f"weight.{name}"] = parameter.detach()
-        tensors[f"average.{name}"] = average
-        for optimizer in optimizers:
-            moments = optimizer.state.get(parameter, {})
-            tensors |= {f"{key}.{name}": moments[key] for key in _MOMENTS if key in moments}
-    save_file({k: t.contiguous().cpu() for k, t in tensors.items()}, work / "state.part")
-    (work / "state.part").replace(work / "state.safetensors")
-    (work / "state.json").write_text(json.dumps({"step": step, "elapsed": elapsed}) + "\n")
-
-
-def _load_state(
-    work: Path, networks: nn.Module, ema: EMA, optimizers: list[torch.optim.Optimizer]
-) -> tuple[int, float]:
-    """Take up a stopped stage: (steps, seconds) done so far, zeros when there is no state."""
-    if not (work / "state.json").exists():
-        return 0, 0.0
-    tensors = load_file(work / "state.safetensors")
-    record = json.loads((work / "state.json").read_text())
-    for (name, parameter), average in zip(networks.named_parameters(), ema.averages, strict=True):
-        parameter.data.copy_(tensors[f"weight.{name}"])
-        average.copy_(tensors[f"average.{name}"])
-        keys = [key for key in _MOMENTS if f"{key}.{name}" in tensors]
-        owner = next(
-            o for o in optimizers if any(p is parameter for g in o.param_groups for p in g["params"])
-        )
-        owner.state[parameter] = {key: tensors[f"{key}.{name}"].to(parameter.device) for key in keys}
-    return int(record["step"]), float(record["elapsed"])

@@ -2,14 +2,15 @@
 
     loss = (1 - p) * L1 + (2 + 8 p) * L2 + 3e-5 * KL        (means; p = share of the time used)
 
-L1 gives sharp edges early, L2 is what PSNR measures. The first part trains on crops of 64x64x9, the rest on whole
-frames of 17, whose group statistics and chunked decoding are those of use.
+L1 gives sharp edges early, L2 is what PSNR measures. The first part trains on crops of 64x64x9, the rest on
+whole frames of 17, whose group statistics and chunked decoding are those of use.
 """
 
 from __future__ import annotations
 
-import json
+import math
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,13 +21,34 @@ from .ema import EMA, Clock, rate_at
 from .models import make_vae
 from .render import render
 from .tokenizer import load_tokenizer, token_ids
-from .world import FRAMES, SIZE, SceneBatch, sample_scenes
+from .world import FRAMES, PAIR_SHARE, SIZE, SceneBatch, sample_scenes
 
 PEAK_RATE = 1e-3
 FLOOR_DB = 30.0  # below this something went wrong, and latents would be wasted time
 KL_WEIGHT = 3e-5
 CROPS_UNTIL = 0.55  # share of the time spent on crops
 CAPTIONS_PER_CLIP = 4
+
+
+@dataclass(frozen=True)
+class EncodeSettings:
+    """What the `encode` stage makes.
+
+    Attributes:
+        clips: at most this many.
+        seconds: ends early after this time.
+        vae: folder of the autoencoder to use; None: the one trained in the work folder.
+        pair_share: share of the clips with two objects.
+        seed: of the scenes.
+        tiny: small batches, for tests.
+    """
+
+    clips: int
+    seconds: float = math.inf
+    vae: Path | None = None
+    pair_share: float = PAIR_SHARE
+    seed: int = 1
+    tiny: bool = False
 
 
 def to_signal(clips: torch.Tensor) -> torch.Tensor:
@@ -113,47 +135,52 @@ def compute_dtype(device: torch.device) -> torch.dtype:
 
 
 @torch.inference_mode()
-def encode_clips(
-    work: Path, clips: int, seconds: float, device: torch.device, seed: int = 1, tiny: bool = False
-) -> int:
-    """Render training scenes, encode them, and write `work`/latents.safetensors and the scaling factor.
+def encode_clips(work: Path, settings: EncodeSettings, device: torch.device) -> int:
+    """Render training scenes, encode them, and write `work`/latents.safetensors.
 
-    The file holds `latents` [N, 9, 16, 16, 16] bfloat16, scaled to unit variance, and `tokens` [N, 4, 32] int16,
-    the token ids of four captions a clip.
+    The file holds `latents` [N, 9, 16, 16, 16] bfloat16, scaled by the autoencoder's factor; `tokens`
+    [N, 4, 32] int16, the token ids of four captions a clip; `count` and `motion` [N] uint8, the number of
+    objects and the place in `MOTIONS`. An autoencoder without a factor gets the one of unit variance.
 
     Args:
-        work: holds vae/.
-        clips: at most this many.
-        seconds: stops early after this time.
+        work: holds vae/, or gets it from `settings.vae`.
+        settings: see there.
         device: where to render and encode.
-        seed: of the scenes.
-        tiny: small batches.
 
     Returns:
-        how many clips were encoded.
+        how many clips were encoded, a multiple of the batch.
+
+    Raises:
+        ValueError: for too few clips, or a folder without an autoencoder.
     """
-    begin = time.monotonic()
+    begin, batch = time.monotonic(), 4 if settings.tiny else 64
     torch.backends.cudnn.benchmark = True
+    if settings.clips < batch:
+        raise ValueError(f"encode needs {batch} clips or more, got {settings.clips}")
+    if settings.vae is not None:
+        if not (settings.vae / "config.json").exists():
+            raise ValueError(f"--vae needs the folder of an autoencoder, got {settings.vae}")
+        AutoencoderKLCogVideoX.from_pretrained(settings.vae).save_pretrained(work / "vae")
     vae = AutoencoderKLCogVideoX.from_pretrained(work / "vae").to(device, compute_dtype(device))
-    scenes = sample_scenes(clips, seed)
-    batch = 4 if tiny else 64
+    scenes = sample_scenes(settings.clips, settings.seed, pair_share=settings.pair_share)
     parts: list[torch.Tensor] = []
-    for start in range(0, clips - clips % batch, batch):
+    for start in range(0, settings.clips - settings.clips % batch, batch):
         x = to_signal(render(scenes.select(slice(start, start + batch)), device)).to(vae.dtype)
         parts.append(vae.encode(x).latent_dist.mode().permute(0, 2, 1, 3, 4).contiguous())
         if start % (batch * 16) == 0 and device.type == "cuda":
             torch.cuda.synchronize()  # else the queue runs ahead of the time limit
-        if time.monotonic() - begin > seconds:
+        if time.monotonic() - begin > settings.seconds:
             break
     latents = torch.cat(parts).bfloat16()
-    spread = latents[: 64 * 32].float().std().item()
-    latents.div_(spread)
-    print(f"encode: {len(latents)} clips in {time.monotonic() - begin:.0f} s, std {spread:.4f}", flush=True)
-    vae.register_to_config(scaling_factor=1.0 / spread)
-    vae.save_config(work / "vae")
-    tokens = caption_tokens(scenes.select(slice(0, len(latents))))
-    save_file({"latents": latents.cpu(), "tokens": tokens}, work / "latents.safetensors")
-    (work / "latents.json").write_text(json.dumps({"clips": len(latents), "std": spread}) + "\n")
+    if vae.config.scaling_factor == 1.0:  # as `make_vae` leaves it
+        vae.register_to_config(scaling_factor=1.0 / latents[: 64 * 32].float().std().item())
+        vae.save_config(work / "vae")
+    latents.mul_(vae.config.scaling_factor)
+    print(f"encode: {len(latents)} clips in {time.monotonic() - begin:.0f} s", flush=True)
+    scenes = scenes.select(slice(0, len(latents)))
+    data = {"latents": latents.cpu(), "tokens": caption_tokens(scenes)}
+    data |= {name: torch.from_numpy(getattr(scenes, name)).to(torch.uint8) for name in ("count", "motion")}
+    save_file(data, work / "latents.safetensors")
     print(f"encode: written after {time.monotonic() - begin:.0f} s", flush=True)
     return len(latents)
 

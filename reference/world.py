@@ -1,9 +1,12 @@
-"""A procedural world of moving shapes, small enough to train on and plain enough to be scored without a judge.
+"""A procedural world of moving shapes: small enough to train on, plain enough to be scored without a judge.
 
 A clip is 33 frames of 128x128 pixels at 8 frames a second: one object anywhere, or two side by side, in plain
 colours over a plain background, with one motion. With s in [0, 1] the time over the clip, an object has
 
     centre(s) = centre + (s - 1/2) * travel,   radius(s) = r0 + s * (r1 - r0),   angle(s) = a0 + s * (a1 - a0)
+
+Spinning is clockwise by 140 to 160 degrees. (Trained on either direction by 130 to 200, the model showed
+none: the mean of both directions stands still.)
 
 A combination (objects, background, motion) whose hash falls into one residue of `HELD_OUT_EVERY` is never
 trained on. Scenes are drawn as arrays (`SceneBatch`), so that tens of thousands cost seconds.
@@ -15,7 +18,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from .captions import caption_of
+from .captions import caption_of, names_sides
 
 SIZE = 128
 FRAMES = 33
@@ -69,17 +72,21 @@ class Scene:
         background: a name of `BACKGROUNDS`.
         motion: a name of `MOTIONS`, shared by all objects.
         caption: a sentence that names all of them.
+        sides: whether there are two objects and the caption says which is on the left.
     """
 
     objects: tuple[tuple[str, str], ...]
     background: str
     motion: str
     caption: str
+    sides: bool
 
 
 @dataclass(frozen=True)
 class SceneBatch:
-    """N scenes as arrays: indices into the tables above, and the geometry. Unused second objects hold anything.
+    """N scenes as arrays: indices into the tables above, and the geometry.
+
+    A single object's second place holds anything.
 
     Attributes:
         count: [N] int, 1 or 2 objects.
@@ -123,26 +130,31 @@ class SceneBatch:
 
     def scene(self, i: int) -> Scene:
         """Scene `i` in words."""
-        return Scene(*self.words(i), self.caption(i))
+        sides = bool(self.count[i] == 2) and names_sides(int(self.wording[i]))
+        return Scene(*self.words(i), self.caption(i), sides)
 
 
-def sample_scenes(n: int, seed: int, split: str = "train") -> SceneBatch:
+def sample_scenes(n: int, seed: int, split: str = "train", pair_share: float = PAIR_SHARE) -> SceneBatch:
     """Draw scenes; equal arguments give equal scenes.
 
     Args:
         n: how many.
         seed: of the draw.
         split: "train", "held-out" (combinations that "train" never holds) or "all".
+        pair_share: share of the scenes with two objects.
 
     Raises:
-        ValueError: for an unknown split or a negative n.
+        ValueError: for an unknown split, a negative n or a share outside [0, 1].
     """
+    if not 0 <= pair_share <= 1:
+        raise ValueError(f"sample_scenes needs a pair_share in [0, 1], got {pair_share}")
     if split not in SPLITS or n < 0:
         raise ValueError(f"sample_scenes needs n >= 0 and a split of {', '.join(SPLITS)}, got {n}, {split!r}")
     rng = np.random.default_rng(seed)
     parts: list[SceneBatch] = []
     while n > 0 or not parts:
-        scenes = _draw(max(64, n * (HELD_OUT_EVERY + 2) if split == "held-out" else n + n // 4), rng)
+        drawn = max(64, n * (HELD_OUT_EVERY + 2) if split == "held-out" else n + n // 4)
+        scenes = _draw(drawn, rng, pair_share)
         if split != "all":
             scenes = scenes.select(is_held_out(scenes) == (split == "held-out"))
         parts.append(scenes.select(slice(0, n)))
@@ -176,9 +188,9 @@ def is_held_out(scenes: SceneBatch) -> np.ndarray:
     return (code >> np.uint64(40)) % np.uint64(HELD_OUT_EVERY) == 0
 
 
-def _draw(n: int, rng: np.random.Generator) -> SceneBatch:
+def _draw(n: int, rng: np.random.Generator, pair_share: float) -> SceneBatch:
     """`n` scenes of any split."""
-    pair = rng.random(n) < PAIR_SHARE
+    pair = rng.random(n) < pair_share
     single_motion = rng.integers(0, len(MOTIONS), n)
     pair_motion = np.array([MOTIONS.index(m) for m in PAIR_MOTIONS])[rng.integers(0, len(PAIR_MOTIONS), n)]
     motion = np.where(pair, pair_motion, single_motion)
@@ -191,7 +203,8 @@ def _draw(n: int, rng: np.random.Generator) -> SceneBatch:
     colour = np.stack([first, (first + rng.integers(1, len(COLOURS), n)) % len(COLOURS)], axis=1)
     radius = _radii(motion, pair, rng)
     centre, travel = _paths(motion, pair, EXTENT * radius.max(axis=2), rng)
-    turn = np.where(spins, rng.choice([-1.0, 1.0], n) * np.radians(rng.uniform(130, 200, n)), 0.0)
+    rng.integers(0, 2, n)  # once chose the direction; drawn on, so that equal seeds still give equal captions
+    turn = np.where(spins, np.radians(rng.uniform(140, 160, n)), 0.0)
     start = np.radians(rng.uniform(-12, 12, (n, 2)))
     return SceneBatch(
         count=np.where(pair, 2, 1),
