@@ -1,0 +1,88 @@
+"""A Linear of the host whose weight is NVFP4: the host moves and patches it, the core multiplies."""
+
+from collections.abc import Callable
+from functools import partial
+
+import comfy.ops
+import torch
+from torch import nn
+
+from ..sixbit_core.linear import mixed_linear
+from ..sixbit_core.quantized import QuantizedWeight
+from .packed import pack, packed_size, requantize, unpack
+
+Product = Callable[[torch.Tensor, QuantizedWeight, torch.Tensor | None], torch.Tensor]
+
+
+class QuantizedLinear(nn.Module, comfy.ops.CastWeightBiasOp):
+    """Stands where the host's Linear stood; by itself it computes with activations as they come (W4A16).
+
+    `weight` is one packed uint8 tensor (see `packed`), so offload and size accounting work as for any Linear.
+    A LoRA of the host's own loader is added to the decoded weight, which is then quantized again.
+    """
+
+    comfy_cast_weights = True
+
+    def __init__(
+        self, out_features: int, in_features: int, hadamard: int, device: torch.device, dtype: torch.dtype
+    ):
+        super().__init__()
+        self.out_features, self.in_features, self.hadamard = out_features, in_features, hadamard
+        size = packed_size(out_features, in_features)
+        self.weight = nn.Parameter(torch.empty(size, dtype=torch.uint8, device=device), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype, device=device), requires_grad=False)
+        self.weight_function: list[Callable] = []
+        self.bias_function: list[Callable] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` (..., in_features) to (..., out_features), same dtype."""
+        return self.multiply(x, partial(mixed_linear, format_name="bf16"))
+
+    def multiply(self, x: torch.Tensor, product: Product) -> torch.Tensor:
+        """`product(x, weight, bias)` with weight and bias where `x` is."""
+        comfy.ops.run_every_op()
+        if getattr(self, "weight_lowvram_function", None) is not None:
+            raise RuntimeError(
+                "a stock LoRA on a 6-bit model needs ComfyUI started with --disable-dynamic-vram"
+            )
+        changes, self.weight_function = self.weight_function, []
+        try:
+            packed, bias, stream = comfy.ops.cast_bias_weight(
+                self, x, dtype=torch.uint8, bias_dtype=x.dtype, offloadable=True
+            )
+        finally:
+            self.weight_function = changes
+        weight = self._unpacked(packed)
+        if changes:
+            dense = weight.dequantize(torch.float32)
+            for change in changes:
+                dense = change(dense)
+            weight = requantize(dense, self.hadamard)
+        y = product(x, weight, bias)
+        comfy.ops.uncast_bias_weight(self, packed, bias, stream)
+        return y
+
+    def convert_weight(self, weight: torch.Tensor, **_: object) -> torch.Tensor:
+        """For the host's patches: the decoded weight (N, K) float32 of a packed one, in any type."""
+        return self._unpacked(weight.to(torch.uint8)).dequantize(torch.float32)
+
+    def set_weight(
+        self,
+        weight: torch.Tensor,
+        inplace_update: bool = False,
+        seed: int | None = None,
+        return_weight: bool = False,
+        **_: object,
+    ) -> torch.Tensor | None:
+        """For the host's patches: take a decoded, changed weight (N, K). `seed` is not used: no dither."""
+        packed = pack(requantize(weight, self.hadamard))
+        if return_weight:
+            return packed
+        if inplace_update:
+            self.weight.data.copy_(packed)
+        else:
+            self.weight = nn.Parameter(packed, requires_grad=False)
+        return None
+
+    def _unpacked(self, packed: torch.Tensor) -> QuantizedWeight:
+        return unpack(packed, self.out_features, self.in_features, self.hadamard)

@@ -1,0 +1,35 @@
+"""Imported first by every script inside the host: a CPU host, and the pack loaded as a custom node is."""
+
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+
+import comfy.cli_args
+
+comfy.cli_args.args.cpu = True
+ARGUMENTS = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
+_NAME = os.environ["SIXBIT_ROOT"].replace(".", "_x_")  # the host names a pack by its path
+
+
+def load_pack() -> str:
+    """Load the pack the way the host does and return its module name."""
+    if _NAME not in sys.modules:
+        root = Path(os.environ["SIXBIT_ROOT"])
+        spec = importlib.util.spec_from_file_location(
+            _NAME, root / "__init__.py", submodule_search_locations=[str(root)]
+        )
+        sys.modules[_NAME] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[_NAME])
+    return _NAME
+
+
+def pack(module: str) -> object:
+    """A module of the pack, e.g. "nodes.load"."""
+    return importlib.import_module(f"{load_pack()}.{module}")
+
+
+def answer(**values: object) -> None:
+    """Print the result as the last line."""
+    print(json.dumps(values), flush=True)
