@@ -161,7 +161,7 @@ def _stepper(
     parameters = list(networks.parameters())
 
     def advance() -> None:
-        loss = _loss(networks, batches, rotary, device)
+        loss = loss_of(networks, batches, rotary, device)
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         for optimizer in optimizers:
@@ -199,7 +199,7 @@ def averaged_networks(work: Path, tiny: bool = False) -> nn.ModuleDict:
     return networks.eval()
 
 
-def _loss(
+def loss_of(
     networks: nn.ModuleDict,
     batches: Batches,
     rotary: tuple[torch.Tensor, torch.Tensor],
