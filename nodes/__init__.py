@@ -1,11 +1,22 @@
-"""The nodes of this pack in ComfyUI. Each module is one node, a thin shell over `bridge` and the core."""
+"""The nodes of this pack in ComfyUI. Each module of a node is a thin shell over `bridge` and the core."""
 
 from comfy_api.latest import ComfyExtension, io
 
 from .delta_cache import SixBitTemporalDeltaCache
+from .dmpq import SixBitApplyDMPQ
+from .latent import SixBitEmptyLatent
 from .load import SixBitLoadCogVideoX
+from .reference import SixBitLoadReference
+from .report import SixBitRunReport
 
-NODES: list[type[io.ComfyNode]] = [SixBitLoadCogVideoX, SixBitTemporalDeltaCache]
+NODES: list[type[io.ComfyNode]] = [
+    SixBitLoadCogVideoX,
+    SixBitApplyDMPQ,
+    SixBitTemporalDeltaCache,
+    SixBitRunReport,
+    SixBitEmptyLatent,
+    SixBitLoadReference,
+]
 
 
 class SixBitExtension(ComfyExtension):

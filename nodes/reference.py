@@ -1,0 +1,39 @@
+"""Node: the bundled reference model, whole: a small CogVideoX that needs no download."""
+
+from comfy_api.latest import io
+
+from ..sixbit_core.checkpoint import open_checkpoint
+from .files import reference_folder
+from .host_contract import load_or_plain
+from .scales import scales_of
+
+
+class SixBitLoadReference(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="SixBitLoadReference",
+            display_name="Load 6Bit Reference",
+            category="sixbit",
+            description="The bundled small model: clips of 33 frames of 128x128 of coloured shapes.",
+            inputs=[
+                io.Combo.Input(
+                    "weights", options=["6-bit", "as stored"], default="6-bit", optional=True, advanced=True
+                )
+            ],
+            outputs=[io.Model.Output(), io.Clip.Output(), io.Vae.Output()],
+        )
+
+    @classmethod
+    def execute(cls, weights: str = "6-bit") -> io.NodeOutput:
+        from .parts import load_clip, load_vae
+
+        folder = reference_folder()
+        if not (folder / "model_index.json").is_file():
+            raise ValueError(
+                "the bundled reference has no weights here; install the pack with reference/pipeline"
+            )
+        checkpoint = open_checkpoint(folder)
+        model = load_or_plain(checkpoint, scales_of(checkpoint), quantize=weights == "6-bit")
+        length = (checkpoint.config or {})["max_text_seq_length"]
+        return io.NodeOutput(model, load_clip(folder, length), load_vae(folder))

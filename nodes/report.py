@@ -1,0 +1,50 @@
+"""Node: what a run decided, as a picture and as text."""
+
+import json
+from typing import Any
+
+import numpy as np
+import torch
+from comfy_api.latest import io
+
+from ..sixbit_core.report import RunReport
+from ..sixbit_core.report_image import render_run
+
+
+class SixBitRunReport(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="SixBitRunReport",
+            display_name="6Bit Run Report",
+            category="sixbit",
+            description="Formats and skips by block and step of the run that made this latent.",
+            inputs=[
+                io.Model.Input("model", tooltip="The model that the sampler was given."),
+                io.Latent.Input("latent", tooltip="What the sampler gave: the report waits for it."),
+            ],
+            outputs=[io.Latent.Output(), io.Image.Output(), io.String.Output()],
+            not_idempotent=True,
+        )
+
+    @classmethod
+    def execute(cls, model: Any, latent: dict) -> io.NodeOutput:
+        from .bridge import settings_of
+
+        report = settings_of(model).journal.last
+        if report is None:
+            raise ValueError(
+                "there is no run to report: connect the model that the sampler was given, with Apply DMPQ "
+                "or Temporal Delta Cache before it"
+            )
+        picture = torch.from_numpy(np.array(render_run(report), dtype=np.float32) / 255)[None]
+        return io.NodeOutput(latent, picture, report_text(report))
+
+
+def report_text(report: RunReport) -> str:
+    """A line for people, then the report as JSON."""
+    words = [f"{report.evaluations} evaluations of {report.blocks} blocks"]
+    if report.average_activation_bits is not None:
+        words.append(f"{report.average_activation_bits:.2f} activation bits")
+    words.append(f"{100 * (report.skipped_fraction or 0):.0f} % of block evaluations skipped")
+    return ", ".join(words) + "\n" + json.dumps(report.to_dict(), sort_keys=True)

@@ -1,0 +1,394 @@
+"""Sampling runs of a tiny 5B through the nodes; every check of `test_runs` is one entry of the answer."""
+
+from boot import ARGUMENTS, answer, pack  # isort: split
+
+import gc
+import itertools
+import logging
+import weakref
+from pathlib import Path
+
+import comfy.lora
+import comfy.model_management
+import comfy.samplers
+import comfy_extras.nodes_easycache as easycache
+import folder_paths
+import torch
+
+import nodes
+
+folder_paths.folder_names_and_paths["diffusion_models"] = ([ARGUMENTS["folder"]], {".safetensors"})
+LOAD = pack("nodes.load")
+BRIDGE = pack("nodes.bridge")
+TDC = pack("nodes.delta_cache").SixBitTemporalDeltaCache
+DMPQ = pack("nodes.dmpq").SixBitApplyDMPQ
+CHECKS = {}
+STEPS = 8
+
+
+def check(function: object) -> object:
+    CHECKS[function.__name__] = function
+    return function
+
+
+def text(seed: int, length: int = 16) -> list:
+    return [[torch.randn((1, length, 32), generator=torch.Generator().manual_seed(seed)), {}]]
+
+
+def sample(
+    model,
+    seed: int = 0,
+    steps: int = STEPS,
+    cfg: float = 6.0,
+    sampler: str = "euler",
+    batch: int = 1,
+    size: tuple[int, int, int] = (3, 8, 12),
+    positive: list | None = None,
+    **rest: object,
+) -> torch.Tensor:
+    latent = {"samples": torch.zeros(batch, 4, *size)}
+    positive = positive or text(1)
+    return nodes.common_ksampler(
+        model, seed, steps, cfg, sampler, "simple", positive, text(2), latent, **rest
+    )[0]["samples"]
+
+
+def load(name: str = "tiny/", weights: str = "as stored"):
+    return LOAD.SixBitLoadCogVideoX.execute(name, weights).args[0]
+
+
+def cached(model, **values: object):
+    return TDC.execute(model, "balanced", **{"threshold": 0.9, "start": 0.1, **values}).args[0]
+
+
+def report(model) -> object:
+    return BRIDGE.settings_of(model).journal.last
+
+
+def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a, b) and bool(torch.isfinite(a).all())
+
+
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).norm() / b.norm())
+
+
+def clean(model) -> bool:
+    """Nothing of a run is left on the modules."""
+    modules = model.model.diffusion_model.modules()
+    return not any("forward" in module.__dict__ for module in modules)
+
+
+@check
+def off_is_bit_equal() -> bool:
+    model = load()
+    plain = sample(model)
+    off = TDC.execute(model, "off").args[0]
+    idle = cached(model, threshold=0.0)
+    return equal(sample(off), plain) and equal(sample(idle), plain) and equal(sample(model), plain)
+
+
+@check
+def skips_happen_and_repeat() -> bool:
+    model = load()
+    fast = cached(model)
+    first = sample(fast)
+    seen = report(fast)
+    second = sample(fast)
+    other = sample(fast, seed=5)
+    skipped = 0 < seen.skipped_fraction < 1 and report(fast).skipped_fraction > 0
+    return skipped and equal(first, second) and not equal(first, sample(model)) and not equal(first, other)
+
+
+@check
+def runs_of_other_sizes_do_not_disturb() -> bool:
+    fast = cached(load())
+    first = sample(fast)
+    sample(fast, size=(2, 6, 10), steps=5)
+    sample(fast, batch=2, steps=6)
+    return equal(sample(fast), first)
+
+
+@check
+def joint_split_and_reordered_calls_agree() -> bool:
+    model = load()
+    joint = sample(cached(model))
+    joint_report = report(cached(model))
+    fast = cached(model)
+    split = sample(fast, positive=text(1))
+    free = comfy.model_management.get_free_memory
+    try:
+        model.model.memory_required = lambda *args, **kwargs: 1e20  # too little memory for one batch
+        split = sample(fast)
+        parts = report(fast)
+    finally:
+        del model.model.memory_required
+        comfy.model_management.get_free_memory = free
+    whole = joint_report or report(fast)
+    return relative(split, joint) < 1e-5 and parts.streams == 2 and whole.streams == 2
+
+
+@check
+def batches_agree_with_single_clips() -> bool:
+    fast = cached(load(), threshold=0.9, max_skips=1)
+    double = sample(fast, batch=2)
+    seen = report(fast)
+    return seen.streams == 4 and seen.skipped_fraction > 0 and bool(torch.isfinite(double).all())
+
+
+@check
+def texts_of_other_lengths_run() -> bool:
+    fast = cached(load())
+    out = sample(fast, positive=text(1, length=9))
+    return report(fast).skipped_fraction > 0 and bool(torch.isfinite(out).all())
+
+
+@check
+def samplers_and_cuts_run() -> list[str]:
+    fast, bad = cached(load()), []
+    for sampler in ("heun", "dpm_2", "dpmpp_2m", "ddim", "euler_ancestral", "uni_pc"):
+        out = sample(fast, sampler=sampler)
+        if not torch.isfinite(out).all() or not report(fast).skipped_fraction:
+            bad.append(sampler)
+    if report(fast).evaluations != STEPS:
+        bad.append(f"uni_pc made {report(fast).evaluations} evaluations")
+    for name, values in {
+        "one step": {"steps": 1},
+        "cfg 1": {"cfg": 1.0},
+        "denoise": {"denoise": 0.5},
+        "cut": {"start_step": 2, "last_step": 5, "force_full_denoise": False},
+        "two conds": {"positive": text(1) + text(3)},
+    }.items():
+        if not torch.isfinite(sample(fast, **values)).all():
+            bad.append(name)
+    return bad
+
+
+@check
+def evaluations_are_counted() -> bool:
+    fast = cached(load())
+    sample(fast, sampler="heun")
+    heun = report(fast).evaluations
+    sample(fast, sampler="euler", cfg=1.0)
+    return heun == 2 * STEPS - 1 and report(fast).evaluations == STEPS and report(fast).streams == 1
+
+
+@check
+def progress_comes_from_sigma() -> bool:
+    fast = cached(load())
+    sample(fast, start_step=4)
+    return [round(p, 3) for p in report(fast).progress] == [0.5, 0.625, 0.75, 0.875]
+
+
+@check
+def last_evaluation_is_never_skipped() -> bool:
+    fast = cached(load(), threshold=1.0, max_skips=50)
+    sample(fast)
+    rows = [row for rows in report(fast).choices.values() for row in rows]
+    return any("-" in row for row in rows) and all(row[-1] != "-" for row in rows)
+
+
+@check
+def interrupting_leaves_nothing() -> list[str]:
+    model, bad = load(), []
+    before = sample(cached(model))
+    interrupted = comfy.model_management.InterruptProcessingException
+    block = model.model.diffusion_model.blocks[1]
+    linear = block.ff_proj
+    for place, module in (("block", block), ("linear", linear)):
+        kept: list[weakref.ref] = []
+        counter = itertools.count()
+        own = type(module).forward
+
+        def bomb(*args, _own=own, _module=module, _counter=counter, **kwargs):
+            if next(_counter) == 6:
+                raise interrupted()
+            return _own(_module, *args, **kwargs)
+
+        store = BRIDGE.RunState.begin_call
+
+        def spy(state, *args, _store=store, _kept=kept, **kwargs):
+            _kept.append(weakref.ref(state))
+            return _store(state, *args, **kwargs)
+
+        fast = cached(model)
+        BRIDGE.RunState.begin_call = spy
+        module_forward = type(module).forward
+        try:
+            type(module).forward = lambda self, *a, _m=module, _b=bomb, _f=own, **k: (
+                _b(*a, **k) if self is _m else _f(self, *a, **k)
+            )
+            sample(fast)
+            bad.append(f"{place}: not interrupted")
+        except interrupted:
+            pass
+        finally:
+            type(module).forward = module_forward
+            BRIDGE.RunState.begin_call = store
+        gc.collect()
+        if not clean(model) or any(ref() is not None for ref in kept):
+            bad.append(f"{place}: something is left")
+    if not equal(sample(cached(model)), before):
+        bad.append("the next run differs")
+    return bad
+
+
+@check
+def easycache_beside_warns() -> bool:
+    fast = cached(load())
+    fast = easycache.EasyCacheNode.execute(fast, 0.2, 0.15, 0.95, False).args[0]
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger().addHandler(handler)
+    out = sample(fast)
+    logging.getLogger().removeHandler(handler)
+    return any("easycache" in line for line in lines) and bool(torch.isfinite(out).all())
+
+
+@check
+def two_cache_nodes_the_last_counts() -> bool:
+    model = load()
+    once = sample(cached(model, max_skips=1))
+    twice = sample(cached(cached(model, max_skips=3), max_skips=1))
+    return equal(once, twice) and equal(sample(TDC.execute(cached(model), "off").args[0]), sample(model))
+
+
+@check
+def six_bit_copy_is_made_once() -> bool:
+    target = Path(ARGUMENTS["folder"]) / "tiny-6bit.safetensors"
+    first = load("tiny/", "6-bit")
+    made = target.stat().st_mtime_ns
+    second = load("tiny/", "auto")
+    names = LOAD.list_models(LOAD.model_roots())
+    by_name = load("tiny-6bit.safetensors")
+    same = equal(sample(first), sample(second)) and equal(sample(first), sample(by_name))
+    small = first.model_size() < load().model_size() / 2
+    return (
+        same
+        and small
+        and target.stat().st_mtime_ns == made
+        and {"tiny/", "tiny-6bit.safetensors"} < set(names)
+    )
+
+
+@check
+def dmpq_routes_and_repeats() -> list[str]:
+    model, bad = load("tiny/", "6-bit"), []
+    plain = sample(model)
+    outs = {}
+    for router, bits in (("int8", 8), ("nvfp4", 4), ("bf16", 16)):
+        routed = DMPQ.execute(model, "balanced", router=router, purified_refresh=False).args[0]
+        outs[router] = sample(routed)
+        if report(routed).average_activation_bits != bits or not clean(routed):
+            bad.append(router)
+        if not equal(sample(routed), outs[router]):
+            bad.append(f"{router} does not repeat")
+    if not equal(outs["bf16"], plain):
+        bad.append("bf16 activations differ from no node")
+    if not relative(outs["int8"], plain) < relative(outs["nvfp4"], plain):
+        bad.append("nvfp4 is no coarser than int8")
+    both = cached(DMPQ.execute(model, "balanced").args[0])
+    sample(both)
+    if not (report(both).skipped_fraction > 0 and report(both).average_activation_bits >= 8):
+        bad.append("no skips beside routing")
+    return bad
+
+
+@check
+def dmpq_needs_six_bits() -> str:
+    try:
+        DMPQ.execute(load(), "balanced")
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+@check
+def stock_lora_acts_and_leaves() -> list[str]:
+    bad = []
+    for weights in ("as stored", "6-bit"):
+        model = load("tiny/", weights)
+        generator = torch.Generator().manual_seed(3)
+        tensors = {}
+        for name, (rows, columns) in {"q": (64, 64), "ff_proj": (256, 64)}.items():
+            key = f"diffusion_model.blocks.0.{name}"
+            tensors[f"{key}.lora_up.weight"] = torch.randn((rows, 4), generator=generator) * 0.3
+            tensors[f"{key}.lora_down.weight"] = torch.randn((4, columns), generator=generator) * 0.3
+        keys = comfy.lora.model_lora_keys_unet(model.model, {})
+        patches = comfy.lora.load_lora(tensors, keys)
+        before = sample(model)
+        changed = model.clone()
+        added = changed.add_patches(patches, 1.0)
+        if len(added) != 2:
+            bad.append(f"{weights}: {len(added)} layers patched")
+        out = sample(changed)
+        strength = relative(out, before)
+        after = sample(model)
+        if not equal(after, before):
+            bad.append(f"{weights}: it keeps acting after removal")
+        if weights == "as stored":
+            effect, full = strength, out - before
+        elif relative(out - before, full) > 0.5 or abs(strength / effect - 1) > 0.1:
+            bad.append(
+                f"effect {strength:.3f} against {effect:.3f}, {relative(out - before, full):.3f} apart"
+            )
+    return bad
+
+
+@check
+def lowvram_is_equal() -> bool:
+    model = load("tiny/", "6-bit")
+    before = sample(model)
+    comfy.model_management.unload_all_models()
+    loader = comfy.model_management.load_models_gpu
+    for module in model.model.diffusion_model.modules():
+        if hasattr(module, "comfy_cast_weights"):
+            module.prev_comfy_cast_weights = module.comfy_cast_weights
+            module.comfy_cast_weights = True
+    del loader
+    return equal(sample(model), before)
+
+
+@check
+def unloading_frees_the_weights() -> bool:
+    model = load("tiny/", "6-bit")
+    sample(cached(model))
+    refs = [weakref.ref(p) for p in model.model.diffusion_model.parameters()]
+    assert refs
+    comfy.model_management.unload_all_models()
+    del model
+    gc.collect()
+    comfy.model_management.cleanup_models()
+    gc.collect()
+    return not any(ref() is not None for ref in refs)
+
+
+@check
+def other_models_are_refused() -> str:
+    class Patcher:
+        model_options: dict = {}
+
+        class model:  # noqa: N801
+            diffusion_model = torch.nn.Linear(2, 2)
+
+    try:
+        TDC.execute(Patcher(), "balanced")
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def main() -> None:
+    results = {}
+    for name, function in CHECKS.items():
+        try:
+            results[name] = function()
+        except Exception as error:
+            logging.exception(name)
+            results[name] = f"{type(error).__name__}: {error}"
+    answer(results=results)
+
+
+with torch.inference_mode():
+    main()

@@ -1,0 +1,47 @@
+"""Sampling runs in a real host: off is off, runs repeat, nothing is left, every sampler and cut works."""
+
+import pytest
+
+pytest.importorskip("diffusers")
+from host_cases import VARIANTS, make_transformer
+
+CHECKS = {
+    "off_is_bit_equal": True,
+    "skips_happen_and_repeat": True,
+    "runs_of_other_sizes_do_not_disturb": True,
+    "joint_split_and_reordered_calls_agree": True,
+    "batches_agree_with_single_clips": True,
+    "texts_of_other_lengths_run": True,
+    "samplers_and_cuts_run": [],
+    "evaluations_are_counted": True,
+    "progress_comes_from_sigma": True,
+    "last_evaluation_is_never_skipped": True,
+    "interrupting_leaves_nothing": [],
+    "easycache_beside_warns": True,
+    "two_cache_nodes_the_last_counts": True,
+    "six_bit_copy_is_made_once": True,
+    "dmpq_routes_and_repeats": [],
+    "dmpq_needs_six_bits": "Apply DMPQ needs a model with 6-bit weights; "
+    "load it with Load 6Bit CogVideoX, weights 6-bit",
+    "stock_lora_acts_and_leaves": [],
+    "lowvram_is_equal": True,
+    "unloading_frees_the_weights": True,
+    "other_models_are_refused": "this node needs a CogVideoX model, got model; "
+    "load one with Load 6Bit CogVideoX",
+}
+
+
+@pytest.fixture(scope="module")
+def results(host, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    folder = tmp_path_factory.mktemp("diffusion_models")
+    make_transformer(VARIANTS["5b"]).save_pretrained(folder / "tiny", max_shard_size="200KB")
+    return host.run("runs", folder=folder)["results"]
+
+
+def test_every_check_is_asked_for(results: dict) -> None:
+    assert set(results) == set(CHECKS)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_run(results: dict, name: str) -> None:
+    assert results[name] == CHECKS[name]
