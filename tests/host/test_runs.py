@@ -9,7 +9,7 @@ CHECKS = {
     "off_is_bit_equal": True,
     "skips_happen_and_repeat": True,
     "runs_of_other_sizes_do_not_disturb": True,
-    "joint_split_and_reordered_calls_agree": True,
+    "joint_split_and_reordered_calls_agree": [],
     "batches_agree_with_single_clips": True,
     "texts_of_other_lengths_run": True,
     "samplers_and_cuts_run": [],
@@ -24,9 +24,9 @@ CHECKS = {
     "dmpq_needs_six_bits": "Apply DMPQ needs a model with 6-bit weights; "
     "load it with Load 6Bit CogVideoX, weights 6-bit",
     "stock_lora_acts_and_leaves": [],
-    "lowvram_is_equal": True,
+    "lowvram_is_equal": [],
     "unloading_frees_the_weights": True,
-    "other_models_are_refused": "this node needs a CogVideoX model, got model; "
+    "other_models_are_refused": "this node needs a CogVideoX model, got SimpleNamespace; "
     "load one with Load 6Bit CogVideoX",
 }
 
