@@ -5,7 +5,7 @@ quantized Linear of a block is one that asks the run; afterwards, however it end
 the class's own methods serve again.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -33,15 +33,15 @@ def attached(
 
     Args:
         transformer: a CogVideoXTransformer3DModel whose block linears may be `QuantizedLinear`s.
-        evaluations: what is known of each call of the transformer, in order.
+        evaluations: those that may come; a call is told by its timestep.
         family: names of the block linears.
         conditionings: what one batch holds, from its first part to its last.
     """
-    calls = iter(evaluations)
+    known = {evaluation.timestep: evaluation for evaluation in evaluations}
     blocks = transformer.transformer_blocks
 
     def forward(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        now = next(calls)
+        now = _evaluation(known, kwargs["timestep"] if "timestep" in kwargs else args[1])
         items = hidden_states.shape[0] // len(conditionings)
         streams = [(name, item) for name in conditionings for item in range(items)]
         run.begin_call(streams, now.sigma, now.progress, now.last)
@@ -80,6 +80,14 @@ def block_linears(block: nn.Module, family: ModelFamily) -> dict[str, nn.Module]
         kind: family.to_diffusers(f"{family.blocks}.0.{kind}").split(".", 2)[2] for kind in family.linears
     }
     return {kind: block.get_submodule(path) for kind, path in paths.items()}
+
+
+def _evaluation(known: Mapping[int, Evaluation], timestep: torch.Tensor | int) -> Evaluation:
+    """The evaluation of a call. The read waits for no more than the scheduler's own indexing does."""
+    step = int(torch.as_tensor(timestep).reshape(-1)[0])
+    if step not in known:
+        raise RuntimeError(f"the transformer was called at timestep {step}, which the schedule does not have")
+    return known[step]
 
 
 def _block_forward(run: RunState, index: int, block: nn.Module) -> Callable:

@@ -109,12 +109,7 @@ def _memory_line(facts: ModelFacts, settings: RunSettings, clip: ClipSpec, machi
 
 
 def _minutes(facts: ModelFacts, clip: ClipSpec, machine: Machine) -> str:
-    config = facts.config
-    width = config["num_attention_heads"] * config["attention_head_dim"]
-    latent_frames = -(-((clip.frames - 1) // facts.temporal + 1) // (config.get("patch_size_t") or 1))
-    tokens = latent_frames * (clip.size[0] // facts.size_step) * (clip.size[1] // facts.size_step)
-    tokens += facts.text_length
-    layers = config["num_layers"]
+    width, tokens, layers = facts.width, facts.tokens(clip.size, clip.frames), facts.config["num_layers"]
     flop = 2 * (2 if clip.guided else 1) * layers * tokens * (12 * width**2 + 2 * tokens * width)
     minutes = clip.steps * flop / _rate(machine, compute_dtype(facts.family, machine)) / 60
     return f"{minutes:.0f} minutes" if minutes >= 1.5 else f"{60 * minutes:.0f} seconds"

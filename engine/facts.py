@@ -6,6 +6,7 @@ form that a family was trained for.
 """
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,18 @@ REFERENCE = "reference"
 
 # diffusers' own defaults of what tensors cannot tell, for a transformer that comes without config.json.
 CLIP_DEFAULTS = {"sample_height": 60, "sample_width": 90, "sample_frames": 49, "max_text_seq_length": 226}
+# What tensors tell and a configuration of the same model must repeat.
+STRUCTURE = (
+    "num_layers",
+    "num_attention_heads",
+    "attention_head_dim",
+    "in_channels",
+    "out_channels",
+    "patch_size_t",
+    "time_embed_dim",
+    "text_embed_dim",
+    "ofs_embed_dim",
+)
 SECTIONS = ("text_encoder", "tokenizer", "vae", "scheduler")
 
 
@@ -89,6 +102,23 @@ class ModelFacts:
         """Tokens of a caption, padding included."""
         return self.config["max_text_seq_length"]
 
+    def latent_frames(self, frames: int) -> int:
+        """Latent frames of a clip, those that only pad to whole patches included."""
+        latent = (frames - 1) // self.temporal + 1
+        return latent + -latent % (self.config.get("patch_size_t") or 1)
+
+    def tokens(self, size: tuple[int, int], frames: int) -> int:
+        """Video and text tokens of one stream of a clip."""
+        patches = (size[0] // self.size_step) * (size[1] // self.size_step)
+        return (
+            self.latent_frames(frames) // (self.config.get("patch_size_t") or 1) * patches + self.text_length
+        )
+
+    @property
+    def width(self) -> int:
+        """Channels of a token."""
+        return self.config["num_attention_heads"] * self.config["attention_head_dim"]
+
     @property
     def fixed_size(self) -> bool:
         """Whether a learned position table ties it to its own size and length."""
@@ -108,7 +138,7 @@ def read_facts(model: str, pipeline: Path | None = None) -> ModelFacts:
         pipeline: with a file, the pipeline folder that holds VAE, text encoder, tokenizer and scheduler.
 
     Raises:
-        InputError: if a part is missing.
+        InputError: if a part is missing, or the folder is of another model than the file.
         CheckpointError: if the transformer cannot be read.
     """
     source = reference_folder() if model == REFERENCE else Path(model)
@@ -178,17 +208,53 @@ def check_text_to_video(facts: ModelFacts, command: str) -> None:
 
 def _facts(model: str, checkpoint: Checkpoint, folder: Path) -> ModelFacts:
     inferred = checkpoint.family.diffusers_config(checkpoint.shapes)
-    own = checkpoint.config or read_json(folder / "transformer" / "config.json")
-    told = {key: value for key, value in (own or {}).items() if not key.startswith("_")}
-    config = {**CLIP_DEFAULTS, **inferred, **told}
+    beside = read_json(folder / "transformer" / "config.json") or {}
+    own = checkpoint.config or {}
+    told = {key: value for key, value in {**beside, **own}.items() if not key.startswith("_")}
+    left_open = (*CLIP_DEFAULTS, "use_learned_positional_embeddings")  # a stored table may be a sincos one
+    by_tensors = {key: value for key, value in inferred.items() if key not in left_open}
+    config = {**CLIP_DEFAULTS, **inferred, **told, **by_tensors}
     vae = read_json(folder / "vae" / "config.json")
     if vae is None:
         raise InputError(f"{folder / 'vae'} lacks config.json; {folder} is not a whole diffusers pipeline")
+    _check_structure(checkpoint, inferred, own, "its configuration")
+    _check_structure(checkpoint, inferred, beside, f"transformer/config.json of {folder}")
+    check_parts(checkpoint, config, vae, folder)
     spatial = 2 ** (len(vae["block_out_channels"]) - 1)
     name = model if model == REFERENCE else Path(model).resolve().name
     return ModelFacts(
         name, checkpoint, folder, config, spatial, int(vae.get("temporal_compression_ratio", 4))
     )
+
+
+def _check_structure(
+    checkpoint: Checkpoint, inferred: dict[str, Any], told: dict[str, Any], where: str
+) -> None:
+    """Raise InputError where a configuration contradicts the tensors."""
+    for key in STRUCTURE:
+        if key in told and told[key] != inferred[key]:
+            raise InputError(
+                f"{checkpoint.path.name} is {checkpoint.family.label} with {key} {inferred[key]}, and {where} "
+                f"says {told[key]}: give weights and pipeline folder of one model"
+            )
+
+
+def check_parts(checkpoint: Checkpoint, config: dict[str, Any], vae: dict[str, Any], folder: Path) -> None:
+    """Raise InputError where text encoder, VAE or scheduler of the folder are another model's."""
+    family = checkpoint.family
+    encoder = read_json(folder / "text_encoder" / "config.json") or {}
+    scheduler = read_json(folder / "scheduler" / "scheduler_config.json") or {}
+    for what, found, needed in (
+        ("a text encoder of width", encoder.get("d_model"), config["text_embed_dim"]),
+        ("a VAE of latent channels", vae.get("latent_channels"), config["out_channels"]),
+        ("a VAE scaling factor of", vae.get("scaling_factor"), family.vae_scaling_factor),
+        ("a scheduler with snr_shift_scale", scheduler.get("snr_shift_scale"), family.snr_shift_scale),
+    ):
+        if None not in (found, needed) and not math.isclose(found, needed, rel_tol=1e-6):
+            raise InputError(
+                f"{checkpoint.path.name} is {family.label} and needs {what} {needed:g}; {folder} has {found:g}: "
+                "give the pipeline folder of the same model"
+            )
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

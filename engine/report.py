@@ -78,13 +78,9 @@ def status_line(model: LoadedModel, settings: RunSettings, machine: Machine, cli
 
 def cache_bytes(facts: ModelFacts, settings: RunSettings, clip: ClipSpec, dtype: torch.dtype) -> int:
     """Bytes that a full delta cache takes for a clip."""
-    latent_frames = -(-((clip.frames - 1) // facts.temporal + 1) // (facts.config.get("patch_size_t") or 1))
-    patches = (clip.size[0] // facts.size_step) * (clip.size[1] // facts.size_step)
-    tokens = latent_frames * patches + facts.text_length
-    width = facts.config["num_attention_heads"] * facts.config["attention_head_dim"]
+    tokens, blocks = facts.tokens(clip.size, clip.frames), facts.config["num_layers"]
     streams = 2 if clip.guided else 1
-    blocks = facts.config["num_layers"]
-    return bytes_needed(settings.cache.location, tokens, width, blocks, streams, dtype)
+    return bytes_needed(settings.cache.location, tokens, facts.width, blocks, streams, dtype)
 
 
 def done_line(report: dict[str, Any], out: Path) -> str:

@@ -110,10 +110,8 @@ def sample_under(
 def initial_noise(model: LoadedModel, clip: ClipSpec) -> torch.Tensor:
     """The noise that sampling starts from, (1, latent frames, channels, h, w) in the model's dtype."""
     facts = model.facts
-    latent_frames = (clip.frames - 1) // facts.temporal + 1
-    latent_frames += -latent_frames % (facts.config.get("patch_size_t") or 1)
     height, width = (side // facts.spatial for side in clip.size)
-    shape = (1, latent_frames, facts.config["out_channels"], height, width)
+    shape = (1, facts.latent_frames(clip.frames), facts.config["out_channels"], height, width)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(clip.seed))
     return noise.to(model.device, model.dtype)
 

@@ -16,8 +16,9 @@ ALPHA_FLOOR = 4.9e-8  # sigma 4518: where samplers that count in sigma stop too
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One call of the transformer for all its streams."""
+    """One call of the transformer for all its streams; `timestep` is how the pipeline names it."""
 
+    timestep: int
     sigma: float
     progress: float
     last: bool
@@ -33,8 +34,9 @@ def ddim_trailing(config: dict) -> CogVideoXDDIMScheduler:
 def plan(scheduler: CogVideoXDDIMScheduler, steps: int) -> tuple[Evaluation, ...]:
     """The evaluations that sampling in `steps` steps will make."""
     scheduler.set_timesteps(steps)
-    alphas = [max(ALPHA_FLOOR, scheduler.alphas_cumprod[t].item()) for t in scheduler.timesteps]
+    timesteps = scheduler.timesteps.tolist()
+    alphas = [max(ALPHA_FLOOR, scheduler.alphas_cumprod[t].item()) for t in timesteps]
     return tuple(
-        Evaluation(((1 - alpha) / alpha) ** 0.5, index / len(alphas), index == len(alphas) - 1)
-        for index, alpha in enumerate(alphas)
+        Evaluation(timestep, ((1 - alpha) / alpha) ** 0.5, index / len(alphas), index == len(alphas) - 1)
+        for index, (timestep, alpha) in enumerate(zip(timesteps, alphas, strict=True))
     )

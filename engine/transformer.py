@@ -31,14 +31,17 @@ def build_transformer(
         dtype: of everything that is not NVFP4.
 
     Raises:
-        InputError: if full precision is asked of a quantized file.
-        CheckpointError: if a tensor is missing or of the wrong shape.
+        InputError: if full precision is asked of a quantized file, a tensor is missing, or one has not the
+            shape that the configuration gives it.
+        CheckpointError: if a tensor cannot be read or quantized.
     """
     if weights == FULL and facts.checkpoint.is_quantized:
         raise InputError(f"{facts.name} is quantized; full precision needs the source it was made from")
     with torch.device("meta"):
         model = CogVideoXTransformer3DModel.from_config(facts.config)
     tensors, quantized = _read(facts, weights, device)
+    _complete(facts, tensors, dtype, device)
+    _check_shapes(model, facts, tensors, quantized)
     for path, weight in quantized.items():  # a bias stays as stored: it is added in float32 whatever it is
         _put(model, path, QuantizedLinear(weight, tensors.pop(f"{path}.bias", None)))
     _fill(model, {name: tensor.to(dtype) for name, tensor in tensors.items()})
@@ -85,6 +88,35 @@ def _items(
     weight_names = {f"{layer}.weight" for layer in checkpoint.formats}
     yield from ((layer, checkpoint.quantized(layer)) for layer in checkpoint.formats)
     yield from ((name, checkpoint.tensor(name)) for name in checkpoint.shapes if name not in weight_names)
+
+
+def _complete(
+    facts: ModelFacts, tensors: dict[str, torch.Tensor], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Leave out a stored sincos table (it is computed for the size at hand), give a 1.5 its patch bias of 0."""
+    if not facts.config["use_learned_positional_embeddings"]:
+        tensors.pop("patch_embed.pos_embedding", None)
+    if facts.config["patch_size_t"] and "patch_embed.proj.bias" not in tensors:
+        tensors["patch_embed.proj.bias"] = torch.zeros(facts.width, dtype=dtype, device=device)
+
+
+def _check_shapes(
+    model: nn.Module,
+    facts: ModelFacts,
+    tensors: dict[str, torch.Tensor],
+    quantized: dict[str, QuantizedWeight],
+) -> None:
+    """Raise InputError for the first tensor that the model has no place of that shape for."""
+    places = {name: tuple(tensor.shape) for name, tensor in _tensors(model)}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    found |= {f"{path}.weight": (w.out_features, w.in_features) for path, w in quantized.items()}
+    for name, shape in found.items():
+        if places.get(name) != shape:
+            place = f"needs {list(places[name])}" if name in places else "has no such tensor"
+            raise InputError(
+                f"{facts.name}: {name} is {list(shape)}, and the model that its configuration and "
+                f"{facts.folder.name} describe {place}; give weights and pipeline folder of one model"
+            )
 
 
 def _put(model: nn.Module, path: str, module: nn.Module) -> None:

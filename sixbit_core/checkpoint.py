@@ -23,6 +23,7 @@ from .quantized import (
     ROTATED_FORMAT,
     QuantizedWeight,
     read_mark,
+    rotation_of,
     tiled_shape,
 )
 from .safetensors_file import CheckpointError, TensorInfo, read_bytes, read_tensor
@@ -183,6 +184,7 @@ def _logical_shapes(infos: Mapping[str, TensorInfo], formats: Mapping[str, Mappi
             raise ValueError(f"{layer}.weight must be 2-D uint8, is {stored.dtype} {stored.shape}")
         rows, columns = stored.shape[0], 2 * stored.shape[1]
         shapes[f"{layer}.weight"] = (rows, columns)
+        rotation_of(mark, layer, columns)
         if scales.shape != tiled_shape(rows, columns):
             raise ValueError(f"{layer}.weight_scale is {scales.shape}, needs {tiled_shape(rows, columns)}")
     return shapes

@@ -14,7 +14,7 @@ that sizes are known before the weights are seen and all tensors stay aligned.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -103,9 +103,8 @@ class QuantizedWeight:
                 f"{name} has format {mark.get('format')!r}; needed is {PLAIN_FORMAT} or {ROTATED_FORMAT}: "
                 "quantize the original checkpoint with `sixbit quantize`"
             )
-        hadamard = mark.get("hadamard", 0) if mark["format"] == ROTATED_FORMAT else 0
         data = get(f"{name}.weight")
-        if data.dtype != torch.uint8 or data.ndim != 2 or not isinstance(hadamard, int):
+        if data.dtype != torch.uint8 or data.ndim != 2:
             raise ValueError(
                 f"{name}.weight must be a 2-D uint8 tensor, got {data.dtype} {tuple(data.shape)}"
             )
@@ -117,7 +116,7 @@ class QuantizedWeight:
             )
         scale = untile_scales(tiled, rows, columns // BLOCK)
         global_scale = get(f"{name}.weight_scale_2").float().reshape(())
-        return cls(data, scale, global_scale, rows, columns, hadamard)
+        return cls(data, scale, global_scale, rows, columns, rotation_of(mark, name, columns))
 
 
 def read_mark(tensor: torch.Tensor) -> dict[str, object]:
@@ -133,6 +132,23 @@ def read_mark(tensor: torch.Tensor) -> dict[str, object]:
     if not isinstance(mark, dict):
         raise ValueError("a comfy_quant tensor holds no JSON object; download the file again")
     return mark
+
+
+def rotation_of(mark: Mapping[str, object], name: str, columns: int) -> int:
+    """Block size of the rotation along K that a layer's mark states; 0 for a plain layer.
+
+    Raises:
+        ValueError: a rotated layer without a power of two above 1 that divides `columns`.
+    """
+    if mark.get("format") != ROTATED_FORMAT:
+        return 0
+    size = mark.get("hadamard")
+    if type(size) is not int or size < 2 or size & (size - 1) or columns % size:
+        raise ValueError(
+            f"{name} is marked {ROTATED_FORMAT} with hadamard {size!r}; needed is a power of two above 1 that "
+            f"divides {columns}: quantize the original checkpoint again"
+        )
+    return size
 
 
 def tiled_shape(rows: int, columns: int) -> tuple[int, int]:

@@ -69,6 +69,14 @@ def test_what_is_no_nvfp4_layer(changes, message):
         QuantizedWeight.from_state_dict(broken(**changes), "x")
 
 
+@pytest.mark.parametrize("hadamard", [None, 0, 1, 3, 24, 64, -16, 16.0, True, "16"])
+def test_a_rotated_layer_needs_its_block_size(hadamard):
+    mark = {"format": "sixbit_nvfp4"} | ({} if hadamard is None else {"hadamard": hadamard})
+    text = torch.tensor(list(json.dumps(mark).encode()), dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"x is marked sixbit_nvfp4 .* power of two above 1 that divides 32"):
+        QuantizedWeight.from_state_dict(broken(comfy_quant=text), "x")
+
+
 def test_shapes_that_do_not_belong_together():
     data, scale, global_scale = quantize_nvfp4(torch.ones(4, 32))
     with pytest.raises(ValueError, match=r"NVFP4 weight \[4, 64\]"):

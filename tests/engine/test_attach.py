@@ -1,10 +1,12 @@
 import pytest
 import torch
 from sixbit_diffusion.engine import sample as sampling
-from sixbit_diffusion.engine.attach import swapped
-from sixbit_diffusion.engine.sample import ClipSpec, sample
+from sixbit_diffusion.engine.attach import attached, swapped
+from sixbit_diffusion.engine.sample import ClipSpec, initial_noise, sample
+from sixbit_diffusion.engine.schedule import plan
 from sixbit_diffusion.engine.settings import Choice, resolve
 from sixbit_diffusion.engine.trajectory import record, trajectory_error
+from sixbit_diffusion.sixbit_core.config import DeltaCacheConfig, DMPQConfig
 from sixbit_diffusion.sixbit_core.run import RunState
 
 CLIP = ClipSpec("a blue ring", (32, 32), 9, steps=4)
@@ -101,6 +103,50 @@ def test_bad_block_is_named(tiny):
     finally:
         bias.copy_(clean)
     assert left_behind(tiny) == []
+
+
+def test_an_evaluation_is_found_by_its_timestep(tiny):
+    recording = record(tiny, CLIP)
+    transformer, run = tiny.use("search"), RunState(tiny.layout, DMPQConfig(router="int8"))
+    evaluations = plan(tiny.pipeline.scheduler, CLIP.steps)
+    with torch.no_grad(), attached(transformer, run, evaluations, tiny.facts.family):
+        for index in (2, 2, 1):
+            transformer(**recording.inputs[index])
+        with pytest.raises(RuntimeError, match="timestep 3, which the schedule does not have"):
+            transformer(**{**recording.inputs[0], "timestep": torch.tensor([3, 3])})
+    assert run.report().progress == (0.5, 0.5, 0.25)
+    run.close()
+
+
+def test_two_items_of_a_batch_are_two_streams_each(tiny):
+    """What each item becomes does not depend on its neighbour, as long as the decisions are the same."""
+    eager = DeltaCacheConfig(threshold=10.0, max_skips=2, start=0.0)
+    clips = [ClipSpec(text, (32, 32), 9, steps=6, seed=n) for n, text in enumerate(("a ring", "a red star"))]
+    embeds = [tiny.encode(clip.prompt) for clip in clips]
+    transformer, pipeline = tiny.use("search"), tiny.pipeline
+    made = []
+    for picked in ((0,), (1,), (0, 1)):
+        run = RunState(tiny.layout, DMPQConfig(router="int8"), eager)
+        evaluations = plan(pipeline.scheduler, 6)
+        with attached(transformer, run, evaluations, tiny.facts.family):
+            latents = pipeline(
+                prompt_embeds=torch.cat([embeds[n].prompt for n in picked]),
+                negative_prompt_embeds=torch.cat([embeds[n].negative for n in picked]),
+                height=32,
+                width=32,
+                num_frames=9,
+                num_inference_steps=6,
+                latents=torch.cat([initial_noise(tiny, clips[n]) for n in picked]),
+                output_type="latent",
+                return_dict=False,
+            )[0]
+            run.finish()
+        report = run.report()
+        run.close()
+        assert report.streams == 2 * len(picked) and report.choices["q"][0] == "88--88"
+        made.append(latents)
+    assert made[2].shape[0] == 2
+    torch.testing.assert_close(made[2], torch.cat(made[:2]), rtol=0, atol=5e-3)
 
 
 def test_trajectory_error_is_zero_for_the_recorded_run_and_ranks_precisions(tiny):

@@ -1,17 +1,24 @@
 """Every way of storing a model, and every variant of the architecture, gives diffusers' own prediction."""
 
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 from diffusers import CogVideoXImageToVideoPipeline, CogVideoXPipeline
 from PIL import Image
+from safetensors.torch import save_file
 from sixbit_diffusion.engine.errors import InputError
-from sixbit_diffusion.engine.facts import check_clip, check_text_to_video, read_facts
+from sixbit_diffusion.engine.facts import check_clip, check_parts, check_text_to_video, read_facts
 from sixbit_diffusion.engine.machine import Machine, find_machine
 from sixbit_diffusion.engine.pipeline import check_dtype, compute_dtype, first_frame, load_model
 from sixbit_diffusion.engine.sample import ClipSpec, sample
 from sixbit_diffusion.engine.settings import Choice, resolve
-from sixbit_diffusion.engine.transformer import full_precision_bytes, weight_bytes
-from sixbit_diffusion.sixbit_core.families import FAMILIES
+from sixbit_diffusion.engine.transformer import build_transformer, full_precision_bytes, weight_bytes
+from sixbit_diffusion.sixbit_core.families import FAMILIES, to_native
 from sixbit_diffusion.sixbit_core.quantize import QuantizeConfig, quantize_checkpoint
 
 from .conftest import save_tiny_pipeline, tiny_transformer
@@ -103,6 +110,66 @@ def test_single_full_precision_file(tiny, tiny_folder):
     assert torch.equal(sample(loaded, None, CLIP).latents, sample(tiny, None, CLIP).latents)
 
 
+def bare_native_file(model: torch.nn.Module, file: Path, without: str = "") -> Path:
+    state = {to_native(name): tensor for name, tensor in model.state_dict().items() if name != without}
+    save_file(state, file)
+    return file
+
+
+def test_a_bare_quantized_file_takes_the_rest_from_the_folder(tiny, tiny_folder, tmp_path):
+    bare = bare_native_file(tiny.transformers["full"], tmp_path / "bare.safetensors")
+    quantize_checkpoint(bare, tmp_path / "q.safetensors", QuantizeConfig())
+    loaded = load_model(str(tmp_path / "q.safetensors"), tiny_folder, "search", CPU)
+    assert loaded.facts.config["use_rotary_positional_embeddings"] is True
+    assert (loaded.facts.text_length, loaded.facts.frames, loaded.facts.size) == (16, 9, (32, 32))
+    settings = resolve(Choice(precision="w4a8"), lambda: "")
+    assert torch.equal(sample(loaded, settings, CLIP).latents, sample(tiny, settings, CLIP).latents)
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "said"),
+    [
+        ("transformer/config.json", {"num_layers": 3}, "num_layers 2, and .* says 3"),
+        ("transformer/config.json", {"patch_size_t": 2}, "patch_size_t None"),
+        ("text_encoder/config.json", {"d_model": 64}, "text encoder of width 32; .* has 64"),
+        ("vae/config.json", {"latent_channels": 16}, "latent channels 4; .* has 16"),
+    ],
+)
+def test_a_folder_of_another_model_is_refused(part, changes, said, tiny, tiny_folder, tmp_path):
+    file = bare_native_file(tiny.transformers["full"], tmp_path / "bare.safetensors")
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    config = json.loads((folder / part).read_text())
+    (folder / part).write_text(json.dumps({**config, **changes}))
+    with pytest.raises(InputError, match=said):
+        read_facts(str(file), folder)
+
+
+def test_published_families_want_their_own_scheduler_and_vae(tiny_folder):
+    family, config = FAMILIES["cogvideox-2b"], {"text_embed_dim": 32, "out_channels": 4}
+    checkpoint = SimpleNamespace(family=family, path=Path("2b.safetensors"))
+    with pytest.raises(InputError, match=r"VAE scaling factor of 1.15258; .* has 0.7"):
+        check_parts(checkpoint, config, {"scaling_factor": 0.7}, tiny_folder)
+    with pytest.raises(InputError, match="snr_shift_scale 3; .* has 1:"):
+        check_parts(checkpoint, config, {"scaling_factor": 1.15258426}, tiny_folder)
+
+
+@pytest.mark.parametrize(("weights", "name"), [("full", "text_proj"), ("search", "attn1.to_q")])
+def test_every_shape_is_compared_before_it_is_put_in(weights, name, tiny):
+    wrong = {"text_proj": {"text_embed_dim": 64}, "attn1.to_q": {"attention_head_dim": 32}}[name]
+    facts = replace(tiny.facts, config={**tiny.facts.config, **wrong})
+    with pytest.raises(InputError, match="give weights and pipeline folder of one model"):
+        build_transformer(facts, weights, torch.device("cpu"), torch.float32)
+
+
+def test_a_15_without_patch_bias_has_one_of_zeros(tmp_path):
+    transformer = tiny_transformer(patch_size_t=2)
+    transformer.patch_embed.proj.bias.data.zero_()
+    folder = save_tiny_pipeline(tmp_path / "model", transformer)
+    file = bare_native_file(transformer, tmp_path / "bare.safetensors", without="patch_embed.proj.bias")
+    found = sample(load_model(str(file), folder, "full", CPU), None, CLIP).latents
+    assert torch.equal(found, sample(load_model(str(folder), None, "full", CPU), None, CLIP).latents)
+
+
 def test_weight_bytes_are_what_is_loaded(tiny):
     full, quantized = tiny.transformers["full"], tiny.transformers["search"]
     assert weight_bytes(full) == 4 * sum(p.numel() for p in full.parameters())
@@ -128,8 +195,6 @@ def test_number_formats():
 
 
 def test_pickled_weights_are_not_read(tiny_folder, tmp_path):
-    import shutil
-
     folder = shutil.copytree(tiny_folder, tmp_path / "model")
     (folder / "vae" / "diffusion_pytorch_model.safetensors").rename(
         folder / "vae" / "diffusion_pytorch_model.bin"
