@@ -5,8 +5,8 @@ colours over a plain background, with one motion. With s in [0, 1] the time over
 
     centre(s) = centre + (s - 1/2) * travel,   radius(s) = r0 + s * (r1 - r0),   angle(s) = a0 + s * (a1 - a0)
 
-Spinning is clockwise by 140 to 160 degrees. (Trained on either direction by 130 to 200, the model showed
-none: the mean of both directions stands still.)
+Spinning is clockwise by 140 to 160 degrees: the mean of the two directions, which a model learns first, would
+stand still.
 
 A combination (objects, background, motion) whose hash falls into one residue of `HELD_OUT_EVERY` is never
 trained on. Scenes are drawn as arrays (`SceneBatch`), so that tens of thousands cost seconds.

@@ -189,8 +189,8 @@ def test_a_batch_is_noise_and_signal_by_the_schedule(data):
     assert batches.signal[-1] == 0  # zero terminal SNR
     x0, noise = a * x - b * v, b * x + a * v
     assert abs(noise.std() - 1) < 0.01
-    near = (x0[:, None] - data["latents"].float()[None]).square().mean(dim=(2, 3, 4, 5)).amin(1)
-    assert near.max() < 1e-4  # each is one of the clips
+    clips = data["latents"][:12, 0].float().flatten(1)
+    assert torch.cdist(x0[:, 0].flatten(1), clips).amin(1).max() < 0.1  # each is one of the clips
     assert 0 < (ids == batches.empty).all(1).float().mean() < 0.3
 
 
