@@ -1,24 +1,11 @@
-"""The nodes of this pack in ComfyUI. Each module of a node is a thin shell over `bridge` and the core."""
+"""The nodes of this pack in ComfyUI. What touches the host is imported when the host asks for it."""
 
-from comfy_api.latest import ComfyExtension, io
-
-from .delta_cache import SixBitTemporalDeltaCache
-from .dmpq import SixBitApplyDMPQ
-from .latent import SixBitEmptyLatent
-from .load import SixBitLoadCogVideoX
-from .reference import SixBitLoadReference
-from .report import SixBitRunReport
-
-NODES: list[type[io.ComfyNode]] = [
-    SixBitLoadCogVideoX,
-    SixBitApplyDMPQ,
-    SixBitTemporalDeltaCache,
-    SixBitRunReport,
-    SixBitEmptyLatent,
-    SixBitLoadReference,
-]
+from typing import Any
 
 
-class SixBitExtension(ComfyExtension):
-    async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        return NODES
+def __getattr__(name: str) -> Any:
+    if name != "SixBitExtension":
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    from .extension import SixBitExtension
+
+    return SixBitExtension

@@ -6,6 +6,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..sixbit_core.config import CACHE_LOCATIONS, PRESETS, DeltaCacheConfig, override
+from .host_contract import known_host
 
 OFF = "off"
 _DEFAULTS = DeltaCacheConfig()
@@ -15,7 +16,7 @@ CHOICES = ("balanced", "quality", "fast", "paper")
 class SixBitTemporalDeltaCache(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        share = {"min": 0.0, "max": 1.0, "step": 0.01, "advanced": True}
+        share = {"min": 0.0, "max": 1.0, "step": 0.01, "optional": True, "advanced": True}
         return io.Schema(
             node_id="SixBitTemporalDeltaCache",
             display_name="Temporal Delta Cache",
@@ -30,14 +31,21 @@ class SixBitTemporalDeltaCache(io.ComfyNode):
                     min=0.0,
                     max=1.0,
                     step=0.005,
+                    optional=True,
                     advanced=True,
                     tooltip="Accumulated relative change of a block's residual up to which it is skipped.",
                 ),
-                io.Int.Input("max_skips", default=_DEFAULTS.max_skips, min=0, max=100, advanced=True),
+                io.Int.Input(
+                    "max_skips", default=_DEFAULTS.max_skips, min=0, max=100, optional=True, advanced=True
+                ),
                 io.Float.Input("start", default=_DEFAULTS.start, **share),
                 io.Float.Input("end", default=_DEFAULTS.end, **share),
                 io.Combo.Input(
-                    "cache_location", options=list(CACHE_LOCATIONS), default="auto", advanced=True
+                    "cache_location",
+                    options=list(CACHE_LOCATIONS),
+                    default="auto",
+                    optional=True,
+                    advanced=True,
                 ),
             ],
             outputs=[io.Model.Output()],
@@ -62,6 +70,8 @@ class SixBitTemporalDeltaCache(io.ComfyNode):
         end: float = _DEFAULTS.end,
         cache_location: str = _DEFAULTS.location,
     ) -> io.NodeOutput:
+        if not known_host():
+            return io.NodeOutput(model)
         from .bridge import settings_of, with_settings
 
         config = cache_config(preset, threshold, max_skips, start, end, cache_location)

@@ -10,6 +10,7 @@ from comfy_api.latest import io
 
 from ..sixbit_core.config import PRESETS, DMPQConfig, override
 from ..sixbit_core.router import AUTO, ROUTERS
+from .host_contract import known_host
 from .machine import COMPUTES, fit_to_machine, path_of
 from .predictors import BUNDLED, find_predictor, list_predictors
 
@@ -34,21 +35,29 @@ class SixBitApplyDMPQ(io.ComfyNode):
                 io.Model.Input("model"),
                 io.Combo.Input("preset", options=list(CHOICES), default="balanced"),
                 io.Combo.Input(
-                    "predictor", options=list_predictors(predictor_folder()), default=BUNDLED, advanced=True
+                    "predictor",
+                    options=list_predictors(predictor_folder()),
+                    default=BUNDLED,
+                    optional=True,
+                    advanced=True,
                 ),
-                io.Combo.Input("router", options=[AUTO, *sorted(ROUTERS)], default=AUTO, advanced=True),
+                io.Combo.Input(
+                    "router", options=[AUTO, *sorted(ROUTERS)], default=AUTO, optional=True, advanced=True
+                ),
                 io.Float.Input(
                     "activation_bits",
                     default=_BITS,
                     min=4.0,
                     max=8.0,
                     step=0.1,
+                    optional=True,
                     advanced=True,
                     tooltip="Average bits of activations that routers with a predictor aim for.",
                 ),
                 io.Boolean.Input(
                     "purified_refresh",
                     default=True,
+                    optional=True,
                     advanced=True,
                     tooltip="Linears with outliers run in 16 bits on the first step after a skip.",
                 ),
@@ -56,6 +65,7 @@ class SixBitApplyDMPQ(io.ComfyNode):
                     "compute",
                     options=list(COMPUTES),
                     default="auto",
+                    optional=True,
                     advanced=True,
                     tooltip="auto: what this GPU is fast at. emulate: NVFP4 numerics on any device.",
                 ),
@@ -74,6 +84,8 @@ class SixBitApplyDMPQ(io.ComfyNode):
         purified_refresh: bool = True,
         compute: str = "auto",
     ) -> io.NodeOutput:
+        if not known_host():
+            return io.NodeOutput(model)
         from .bridge import facts_of, with_settings
 
         facts = facts_of(model)

@@ -123,6 +123,14 @@ def mismatches(seams: tuple[Seam, ...] = SEAMS) -> list[str]:
     return [line for seam in seams if (line := _probe(seam))]
 
 
+def known_host() -> bool:
+    """Whether the features of this pack can run here; a line in the log where they cannot."""
+    broken = mismatches()
+    if broken:
+        logging.warning(f"6Bit: this ComfyUI is not one this pack knows ({broken[0]}); model left as it is")
+    return not broken
+
+
 def load_or_plain(checkpoint: Checkpoint, scales: Scales, quantize: bool) -> Any:
     """A MODEL with our features; on a host we do not know, a plain bf16 one, and a line that says so."""
     broken = mismatches()

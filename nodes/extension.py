@@ -1,0 +1,26 @@
+"""The list of nodes. Each module of a node is a thin shell over `bridge` and the core."""
+
+from comfy_api.latest import ComfyExtension, io
+
+from .delta_cache import SixBitTemporalDeltaCache
+from .dmpq import SixBitApplyDMPQ
+from .latent import SixBitEmptyLatent
+from .load import SixBitLoadCogVideoX
+from .reference import SixBitLoadReference
+from .report import SixBitRunReport
+
+NODES: list[type[io.ComfyNode]] = [
+    SixBitLoadCogVideoX,
+    SixBitApplyDMPQ,
+    SixBitTemporalDeltaCache,
+    SixBitRunReport,
+    SixBitEmptyLatent,
+    SixBitLoadReference,
+]
+
+
+class SixBitExtension(ComfyExtension):
+    """What ComfyUI asks for the nodes."""
+
+    async def get_node_list(self) -> list[type[io.ComfyNode]]:
+        return NODES

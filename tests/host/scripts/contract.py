@@ -1,0 +1,103 @@
+"""Registering with the optional libraries absent; then each seam of the host broken in turn."""
+
+from boot import ARGUMENTS, answer, pack  # isort: split
+
+import asyncio
+import enum
+import importlib
+import inspect
+import logging
+import sys
+
+import torch
+
+ABSENT = ("diffusers", "triton", "transformers")
+
+
+class Blocker:
+    """Makes the optional libraries as if not installed."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name.partition(".")[0] in ABSENT:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def registered() -> list[str]:
+    for name in [n for n in sys.modules if n.partition(".")[0] in ABSENT]:
+        del sys.modules[name]
+    sys.meta_path.insert(0, Blocker())
+    try:
+        extension = asyncio.run(sys.modules[pack("nodes").__package__.rpartition(".")[0]].comfy_entrypoint())
+        return [node.GET_SCHEMA().node_id for node in asyncio.run(extension.get_node_list())]
+    finally:
+        sys.meta_path.pop(0)
+
+
+def probe_each(contract: object) -> list[str]:
+    """Seams whose loss or other signature goes unnoticed."""
+    unnoticed = []
+    for seam in contract.SEAMS:
+        owner = importlib.import_module(seam.module)
+        *path, leaf = seam.name.split(".")
+        for part in path:
+            owner = getattr(owner, part)
+        own = inspect.getattr_static(owner, leaf)
+        inherited = isinstance(owner, type) and leaf not in vars(owner)
+        try:
+            if seam.parameters:
+                setattr(owner, leaf, lambda renamed: None)
+                found = contract.mismatches()
+                if not any(seam.name in line for line in found):
+                    unnoticed.append(f"{seam.name} with another signature")
+                if inherited:
+                    delattr(owner, leaf)
+                else:
+                    setattr(owner, leaf, own)
+            if not inherited and not isinstance(owner, enum.EnumMeta):
+                delattr(owner, leaf)
+                if not any(seam.name in line for line in contract.mismatches()):
+                    unnoticed.append(f"{seam.name} gone")
+        finally:
+            if not inherited and not isinstance(owner, enum.EnumMeta):
+                setattr(owner, leaf, own)
+    return unnoticed
+
+
+def on_an_unknown_host(contract: object) -> dict:
+    import comfy.ops
+
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger().addHandler(handler)
+    own = comfy.ops.cast_bias_weight
+    comfy.ops.cast_bias_weight = lambda s, input: None
+    try:
+        checkpoint = pack("sixbit_core.checkpoint").open_checkpoint(ARGUMENTS["quantized"])
+        model = contract.load_or_plain(checkpoint, pack("nodes.scales").scales_of(checkpoint), False)
+        cached = pack("nodes.delta_cache").SixBitTemporalDeltaCache.execute(model, "balanced").args[0]
+        routed = pack("nodes.dmpq").SixBitApplyDMPQ.execute(model, "balanced").args[0]
+    finally:
+        comfy.ops.cast_bias_weight = own
+    return {
+        "kind": type(model.model).__name__,
+        "types": sorted({str(p.dtype) for p in model.model.diffusion_model.blocks.parameters()}),
+        "untouched": cached is model and routed is model,
+        "said": [line for line in lines if line.startswith("6Bit: this ComfyUI")],
+    }
+
+
+def main() -> None:
+    ids = registered()
+    contract = pack("nodes.host_contract")
+    answer(
+        ids=ids,
+        mismatches=contract.mismatches(),
+        unnoticed=probe_each(contract),
+        after=contract.mismatches(),
+        unknown=on_an_unknown_host(contract),
+    )
+
+
+with torch.inference_mode():
+    main()

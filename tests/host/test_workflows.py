@@ -1,0 +1,179 @@
+"""Workflows that need no download, run by a real server over HTTP, give the clip that the engine gives."""
+
+import json
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKFLOWS = sorted((ROOT / "workflows").glob("reference*_api.json"))
+
+
+class Server:
+    """A ComfyUI of its own, whose every folder lies under `base`."""
+
+    def __init__(self, host, base: Path) -> None:
+        (base / "custom_nodes").mkdir(parents=True)
+        (base / "custom_nodes" / "sixbit").symlink_to(ROOT, target_is_directory=True)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.base, self.log = base, (base / "log.txt").open("w")
+        arguments = ["--cpu", "--listen", "127.0.0.1", "--port", str(self.port), "--base-directory", base]
+        self.process = subprocess.Popen(
+            [
+                host.python,
+                "main.py",
+                *arguments,
+                "--disable-api-nodes",
+                "--database-url",
+                "sqlite:///:memory:",
+            ],
+            cwd=host.folder,
+            env=host.environment(),
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+        )
+
+    def ask(self, path: str, body: dict | None = None) -> dict:
+        data = None if body is None else json.dumps(body).encode()
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/{path}", data, timeout=30) as answer:
+            return json.load(answer)
+
+    def wait(self, seconds: float = 180) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            try:
+                self.ask("system_stats")
+                return
+            except (urllib.error.URLError, ConnectionError):
+                assert self.process.poll() is None, self.tail()
+                time.sleep(0.5)
+        pytest.fail(f"the server did not start: {self.tail()}")
+
+    def execute(self, prompt: dict, seconds: float = 580) -> dict:
+        """Outputs by node id of a prompt that must succeed."""
+        try:
+            key = self.ask("prompt", {"prompt": prompt})["prompt_id"]
+        except urllib.error.HTTPError as error:
+            pytest.fail(f"the server refused the prompt: {error.read().decode()}")
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            done = self.ask(f"history/{key}").get(key)
+            if done:
+                assert done["status"]["status_str"] == "success", self.tail()
+                return done["outputs"]
+            time.sleep(0.5)
+        pytest.fail(f"the prompt did not end: {self.tail()}")
+
+    def tail(self) -> str:
+        return (self.base / "log.txt").read_text()[-4000:]
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait(timeout=30)
+        self.log.close()
+
+
+@pytest.fixture(scope="module")
+def server(host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(host, tmp_path_factory.mktemp("server") / "base")
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.close()
+
+
+def with_frames(prompt: dict) -> dict:
+    """The prompt with its decoded frames saved as PNG too, since the video is lossy."""
+    decoded = next(key for key, node in prompt.items() if node["class_type"].startswith("VAEDecode"))
+    saved = {"images": [decoded, 0], "filename_prefix": "frames"}
+    return {**prompt, "frames": {"class_type": "SaveImage", "inputs": saved}}
+
+
+def read_frames(server: Server, outputs: dict) -> torch.Tensor:
+    folder = server.base / "output"
+    images = [Image.open(folder / i["subfolder"] / i["filename"]) for i in outputs["frames"]["images"]]
+    return torch.from_numpy(np.stack([np.asarray(image.convert("RGB")) for image in images]))
+
+
+@torch.inference_mode()
+def engine_frames(prompt: dict, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """The same clip by the engine, from noise drawn in the host's order of axes."""
+    from sixbit_diffusion.engine import sample
+    from sixbit_diffusion.engine.facts import read_facts
+    from sixbit_diffusion.engine.machine import find_machine
+    from sixbit_diffusion.engine.pipeline import load_model
+    from sixbit_diffusion.engine.settings import Choice, settle
+
+    kinds = {node["class_type"]: node["inputs"] for node in prompt.values()}
+    sampler, size = kinds["KSampler"], kinds["SixBitEmptyLatent"]
+    texts = {key: node["inputs"]["text"] for key, node in prompt.items() if "text" in node["inputs"]}
+    choice = Choice(
+        precision="dmpq" if "SixBitApplyDMPQ" in kinds else "w4a16",
+        cache="tdc" if "SixBitTemporalDeltaCache" in kinds else "off",
+    )
+    machine = find_machine("cpu")
+    settings = settle(choice, read_facts("reference"), machine)
+    model = load_model("reference", None, settings.weights, machine)
+    clip = sample.ClipSpec(
+        texts[sampler["positive"][0]],
+        (size["height"], size["width"]),
+        size["frames"],
+        texts[sampler["negative"][0]],
+        sampler["steps"],
+        sampler["cfg"],
+        sampler["seed"],
+    )
+
+    def noise(model, clip) -> torch.Tensor:
+        frames = (clip.frames - 1) // 4 + 1
+        shape = (1, 16, frames, clip.size[0] // 8, clip.size[1] // 8)
+        drawn = torch.randn(shape, generator=torch.Generator().manual_seed(clip.seed))
+        return drawn.transpose(1, 2).to(model.device, model.dtype)
+
+    monkeypatch.setattr(sample, "initial_noise", noise)
+    return torch.from_numpy(sample.sample_frames(model, settings, clip)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflow_gives_the_engines_clip(server: Server, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("diffusers")
+    from sixbit_diffusion.engine.metrics import psnr
+
+    prompt = json.loads(path.read_text(encoding="utf-8"))
+    frames = read_frames(server, server.execute(with_frames(prompt)))
+    assert psnr(frames, engine_frames(prompt, monkeypatch)) >= 50
+
+
+@pytest.mark.slow
+def test_wrong_use_is_said_on_the_node_before_sampling(server: Server) -> None:
+    prompt = {
+        "1": {
+            "class_type": "SixBitTemporalDeltaCache",
+            "inputs": {"model": ["2", 0], "preset": "balanced", "start": 0.9, "end": 0.2},
+        },
+        "2": {"class_type": "SixBitLoadReference", "inputs": {}},
+        "3": {"class_type": "SixBitEmptyLatent", "inputs": {"model": ["1", 0]}},
+        "4": {"class_type": "SaveLatent", "inputs": {"samples": ["3", 0], "filename_prefix": "x"}},
+    }
+    with pytest.raises(urllib.error.HTTPError) as error:
+        server.ask("prompt", {"prompt": prompt})
+    assert error.value.code == 400
+    answer = json.load(error.value)
+    assert "start and end need" in json.dumps(answer["node_errors"]["1"])
+
+
+def test_workflows_exist() -> None:
+    assert WORKFLOWS
