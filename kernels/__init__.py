@@ -20,7 +20,8 @@ from .hadamard import block_hadamard, hadamard_block_size, hadamard_quantize_int
 from .int8 import quantize_int8
 from .linear import linear_w4a4, linear_w4a8, linear_w4a16
 from .measures import block_measures, outlier_ratio
-from .nvfp4 import dequantize_nvfp4, quantize_nvfp4, tile_scales, untile_scales
+from .nvfp4 import dequantize_nvfp4, quantize_nvfp4
+from .scale_tiles import tile_scales, untile_scales
 
 if _HAS_TRITON:
     from . import (  # noqa: F401  (importing a module of twins registers them)
@@ -30,6 +31,7 @@ if _HAS_TRITON:
         int8_triton,
         linear_triton,
         measures_triton,
+        nvfp4_decode_triton,
         nvfp4_triton,
         support_triton,
     )

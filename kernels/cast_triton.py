@@ -61,11 +61,7 @@ def cast_nvfp4_to_int8_kernel(
         tl.store(q_ptr + rows * K + k, q.to(tl.int8), mask=(rows < N) & (k < K))
 
 
-def _runs(data: torch.Tensor, *_: object, **__: object) -> bool:
-    return supported(data)
-
-
-@cast_nvfp4_to_int8.register("triton", when=_runs)
+@cast_nvfp4_to_int8.register("triton", when=supported)
 def cast_nvfp4_to_int8_triton(
     data: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor, out: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,6 +6,7 @@ import torch
 
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 NVFP4_BLOCK = 16
+LARGEST_HADAMARD = 128
 
 
 def check_float(name: str, x: torch.Tensor, ndim: int | None) -> None:
@@ -53,10 +54,13 @@ def check_block(name: str, columns: int, block: int) -> None:
     """Refuse a Hadamard block that cannot tile a row of `columns` values; 0 and 1 mean no rotation.
 
     Raises:
-        ValueError: unless `block` is 0 or a power of two that divides `columns`.
+        ValueError: unless `block` is 0 or a power of two, at most 128, that divides `columns`.
     """
-    if block < 0 or block & (block - 1) or (block and columns % block):
-        raise ValueError(f"{name} needs a power of two that divides K = {columns} as block, got {block}")
+    if not 0 <= block <= LARGEST_HADAMARD or block & (block - 1) or (block and columns % block):
+        raise ValueError(
+            f"{name} needs a power of two that divides K = {columns} as block, got {block}; "
+            f"the largest is {LARGEST_HADAMARD}"
+        )
 
 
 def describe(x: torch.Tensor) -> str:

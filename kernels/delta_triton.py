@@ -20,11 +20,7 @@ def apply_delta_kernel(x_ptr, delta_ptr, y_ptr, count, BLOCK: tl.constexpr):
     tl.store(y_ptr + i, (x + delta).to(y_ptr.dtype.element_ty), mask=mask)
 
 
-def _runs(x: torch.Tensor, *_: object, **__: object) -> bool:
-    return supported(x)
-
-
-@apply_delta.register("triton", when=_runs)
+@apply_delta.register("triton", when=supported)
 def apply_delta_triton(x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
     check_delta(x, delta)
     x, delta = x.contiguous(), delta.contiguous()

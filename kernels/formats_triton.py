@@ -94,11 +94,25 @@ def hadamard_signs(HADAMARD: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.cons
 
 @triton.jit
 def rotate(x, signs, HADAMARD: tl.constexpr, FACTOR: tl.constexpr):
-    """Float32 of a tile, rotated along its columns by `signs` if HADAMARD > 1.
+    """Float32 of a tile, rotated along its columns if HADAMARD > 1.
 
-    The product is in the type of `signs`, which holds x exactly; sums are float32.
+    16-bit numbers are multiplied by `signs` on the tensor cores, in a type that holds them exactly, with
+    float32 sums. Float32 ones have no such product, and one of plain additions spills registers.
     """
-    if HADAMARD > 1:
-        return tl.dot(x.to(signs.dtype), signs, input_precision="ieee") * FACTOR
-    else:
+    if HADAMARD == 1:
         return x.to(tl.float32)
+    elif x.dtype == tl.float32:
+        return butterflies(x, HADAMARD) * FACTOR
+    else:
+        return tl.dot(x.to(signs.dtype), signs, input_precision="ieee") * FACTOR
+
+
+@triton.jit
+def butterflies(y, HADAMARD: tl.constexpr):
+    """The sign matrix times a float32 tile, in blocks along its columns: sums and differences, log2 times."""
+    for stage in tl.static_range(7):  # blocks of at most 128
+        if (1 << stage) < HADAMARD:
+            pairs = tl.reshape(y, (y.shape[0], y.shape[1] // (2 << stage), 2, 1 << stage))
+            a, b = tl.split(tl.permute(pairs, (0, 1, 3, 2)))
+            y = tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 1, 3, 2)), y.shape)
+    return y

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import torch
 
-from .checks import check_block, check_float, check_nvfp4_columns
+from .checks import LARGEST_HADAMARD, check_block, check_float, check_nvfp4_columns
 from .dispatch import Op
 from .int8 import quantize_int8
 from .nvfp4 import quantize_nvfp4
-
-LARGEST_BLOCK = 128
 
 
 def hadamard_block_size(columns: int) -> int:
@@ -27,7 +25,7 @@ def hadamard_block_size(columns: int) -> int:
     """
     if columns <= 0:
         raise ValueError(f"hadamard_block_size needs a positive K, got {columns}")
-    return min(columns & -columns, LARGEST_BLOCK)
+    return min(columns & -columns, LARGEST_HADAMARD)
 
 
 @Op
@@ -36,7 +34,7 @@ def block_hadamard(x: torch.Tensor, block: int) -> torch.Tensor:
 
     Args:
         x: (..., K) float16, bfloat16 or float32, any strides.
-        block: a power of two that divides K; 0 or 1 leaves `x` as it is.
+        block: a power of two, at most 128, that divides K; 0 or 1 leaves `x` as it is.
 
     Returns:
         Same shape and dtype, a new tensor.
@@ -55,7 +53,7 @@ def hadamard_quantize_int8(x: torch.Tensor, block: int) -> tuple[torch.Tensor, t
 
     Args:
         x: (M, K) float16, bfloat16 or float32.
-        block: a power of two that divides K; 0 or 1 means no rotation.
+        block: a power of two, at most 128, that divides K; 0 or 1 means no rotation.
 
     Returns:
         q: (M, K) int8.
@@ -75,7 +73,7 @@ def hadamard_quantize_nvfp4(x: torch.Tensor, block: int) -> tuple[torch.Tensor, 
 
     Args:
         x: (M, K) float16, bfloat16 or float32, K a multiple of 16.
-        block: a power of two that divides K; 0 or 1 means no rotation.
+        block: a power of two, at most 128, that divides K; 0 or 1 means no rotation.
 
     Returns:
         data (M, K/2) uint8, scale (M, K/16) float8_e4m3fn, global_scale (M, 1) float32, as `quantize_nvfp4`

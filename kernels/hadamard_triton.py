@@ -37,11 +37,7 @@ def block_hadamard_kernel(
     tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-def _runs(x: torch.Tensor, *_: object, **__: object) -> bool:
-    return supported(x)
-
-
-@block_hadamard.register("triton", when=_runs)
+@block_hadamard.register("triton", when=supported)
 def block_hadamard_triton(x: torch.Tensor, block: int) -> torch.Tensor:
     check_float("block_hadamard", x, ndim=None)
     check_block("block_hadamard", x.shape[-1], block)

@@ -58,17 +58,13 @@ def quantize_int8_kernel(
         tl.store(q_ptr + rows[:, None] * K + k, q.to(tl.int8), mask=mask)
 
 
-def _runs(x: torch.Tensor, *_: object, **__: object) -> bool:
-    return supported(x)
-
-
-@quantize_int8.register("triton", when=_runs)
+@quantize_int8.register("triton", when=supported)
 def quantize_int8_triton(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     check_float("quantize_int8", x, ndim=2)
     return _launch(x, hadamard=1)
 
 
-@hadamard_quantize_int8.register("triton", when=_runs)
+@hadamard_quantize_int8.register("triton", when=supported)
 def hadamard_quantize_int8_triton(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
     check_float("hadamard_quantize_int8", x, ndim=2)
     check_block("hadamard_quantize_int8", x.shape[1], block)

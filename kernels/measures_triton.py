@@ -119,15 +119,7 @@ def _flat(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 
-def _runs(x: torch.Tensor, *_: object, **__: object) -> bool:
-    return supported(x)
-
-
-def _measures(inp: torch.Tensor, *_: object, **__: object) -> bool:
-    return supported(inp)
-
-
-@block_measures.register("triton", when=_measures)
+@block_measures.register("triton", when=supported)
 def block_measures_triton(
     inp: torch.Tensor, out: torch.Tensor, previous_delta: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -160,7 +152,7 @@ def block_measures_triton(
     return result
 
 
-@outlier_ratio.register("triton", when=_runs)
+@outlier_ratio.register("triton", when=supported)
 def outlier_ratio_triton(x: torch.Tensor) -> torch.Tensor:
     check_float("outlier_ratio", x, ndim=3)
     x = _flat(x)

@@ -7,7 +7,7 @@
 
 The format is NVIDIA's (OCP Microscaling values, E4M3 block scales). E2M1 has the magnitudes
 0, 0.5, 1, 1.5, 2, 3, 4, 6 in codes 0 to 7; bit 3 is the sign. Two codes share a byte, the EVEN element in
-the HIGH nibble. Scales are plain row-major here; `tile_scales` gives the 128x4 order of cuBLAS and files.
+the HIGH nibble. Scales are plain row-major here; `scale_tiles` has the 128x4 order of cuBLAS and files.
 
 What is not finite: the global scale of the row (or tensor) that holds it becomes NaN and its codes zero, so
 that everything decoded from it is NaN and never a plausible number. Nothing is read back from a device.
@@ -108,53 +108,6 @@ def dequantize_nvfp4(
     return values.view(data.shape[0], -1).to(dtype)
 
 
-def tile_scales(scale: torch.Tensor) -> torch.Tensor:
-    """Reorder block scales to the 128x4 tiles of cuBLAS, padded with zeros.
-
-    In a tile of 128 rows and 4 columns the scale of row r and column c lies at 16 (r % 32) + 4 (r // 32) + c.
-
-    Args:
-        scale: (N, C) of a one-byte type.
-
-    Returns:
-        (N rounded up to 128, C rounded up to 4), same type: the tiles one after the other.
-
-    Raises:
-        ValueError: if `scale` is not 2-D of a one-byte type.
-    """
-    _check_scales("tile_scales", scale)
-    rows, columns = scale.shape
-    tall, wide = _padded(rows, columns)
-    padded = torch.zeros(tall, wide, dtype=torch.uint8, device=scale.device)
-    padded[:rows, :columns] = scale.view(torch.uint8)
-    tiles = padded.view(tall // 128, 4, 32, wide // 4, 4).permute(0, 3, 2, 1, 4)
-    return tiles.reshape(tall, wide).view(scale.dtype)
-
-
-def untile_scales(tiled: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """Undo `tile_scales`.
-
-    Args:
-        tiled: (rows rounded up to 128, columns rounded up to 4) of a one-byte type.
-        rows, columns: shape without the padding.
-
-    Returns:
-        (rows, columns), same type.
-
-    Raises:
-        ValueError: if `tiled` has another shape or type.
-    """
-    _check_scales("untile_scales", tiled)
-    tall, wide = _padded(rows, columns)
-    if tiled.shape != (tall, wide):
-        raise ValueError(
-            f"untile_scales needs {(tall, wide)} for {rows} x {columns} scales, got {describe(tiled)}"
-        )
-    tiles = tiled.contiguous().view(torch.uint8).view(tall // 128, wide // 4, 32, 4, 4)
-    plain = tiles.permute(0, 3, 2, 1, 4).reshape(tall, wide)
-    return plain[:rows, :columns].contiguous().view(tiled.dtype)
-
-
 def global_scale_of(amax: torch.Tensor, given: torch.Tensor | None) -> torch.Tensor:
     """The global scale for this amax, or the given one; NaN where amax or the given one is of no use."""
     scale = _divide(amax, SCALE_RANGE) if given is None else given
@@ -250,15 +203,6 @@ def _byte_pairs(device: torch.device) -> torch.Tensor:
     """The two float32 values of each byte, as one int64 each, so that one gather fetches both."""
     byte = torch.arange(256, device=device)
     return torch.stack([decode_e2m1(byte >> 4), decode_e2m1(byte & 15)], dim=1).view(torch.int64).view(256)
-
-
-def _padded(rows: int, columns: int) -> tuple[int, int]:
-    return -(-rows // 128) * 128, -(-columns // 4) * 4
-
-
-def _check_scales(name: str, scale: torch.Tensor) -> None:
-    if scale.ndim != 2 or scale.element_size() != 1:
-        raise ValueError(f"{name} needs a 2-D tensor of a one-byte type, got {describe(scale)}")
 
 
 def check_quantize(x: torch.Tensor, rounding: str, global_scale: torch.Tensor | None) -> None:

@@ -1,4 +1,4 @@
-"""Triton twins of NVFP4 quantization (with and without a Hadamard rotation before it) and decoding.
+"""Triton twins of NVFP4 quantization, with and without a Hadamard rotation before it.
 
 Per row, one program takes a few rows and reads them twice: once for the maxima, which give the global scales,
 once to quantize. Where the global scale is given or the tensor's, the row maxima are a pass of their own.
@@ -8,9 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .checks import check_block, check_float, check_nvfp4, check_nvfp4_columns
+from .checks import check_block, check_float, check_nvfp4_columns
 from .formats_triton import (
-    decode_e2m1,
     decode_e4m3,
     encode_e2m1,
     encode_e4m3,
@@ -25,15 +24,14 @@ from .nvfp4 import (
     ROUNDINGS,
     SCALE_RANGE,
     check_quantize,
-    dequantize_nvfp4,
     global_scale_of,
     quantize_nvfp4,
 )
 from .support_triton import on_device, product_dtype, rows_contiguous, supported
 
 ROWS = 16  # rows of a program: the least that a product takes
+CHOOSING_ROWS = 8  # rows where block scales are chosen among several: more spills registers
 COLUMNS = 128  # columns at a time where nothing is rotated
-DECODE_TILE = (4, 512)  # rows and bytes that a program decodes
 
 
 @triton.jit
@@ -153,42 +151,7 @@ def quantize_nvfp4_kernel(
         tl.store(scale_ptr + rows[:, None] * (K // 16) + block, code.to(tl.uint8), mask=block_mask)
 
 
-@triton.jit
-def dequantize_nvfp4_kernel(
-    data_ptr,
-    scale_ptr,
-    global_ptr,
-    out_ptr,
-    N,
-    K,
-    global_stride,
-    WITH_GLOBAL: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_BYTES: tl.constexpr,
-):
-    # grid: (ceil(N / BLOCK_N), ceil(K / 2 / BLOCK_BYTES))
-    rows = (tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N))[:, None]
-    byte = tl.program_id(1) * BLOCK_BYTES + tl.arange(0, BLOCK_BYTES)[None, :]
-    mask = (rows < N) & (byte < K // 2)
-    data = tl.load(data_ptr + rows * (K // 2) + byte, mask=mask, other=0).to(tl.int32)
-    total = decode_e4m3(tl.load(scale_ptr + rows * (K // 16) + byte // 8, mask=mask, other=0).to(tl.int32))
-    if WITH_GLOBAL:
-        total = total * tl.load(global_ptr + rows * global_stride, mask=rows < N, other=0.0)
-    values = tl.join(decode_e2m1(data >> 4) * total, decode_e2m1(data & 15) * total)
-    values = tl.reshape(values, (BLOCK_N, BLOCK_BYTES * 2))
-    k = tl.program_id(1) * BLOCK_BYTES * 2 + tl.arange(0, BLOCK_BYTES * 2)[None, :]
-    tl.store(out_ptr + rows * K + k, values.to(out_ptr.dtype.element_ty), mask=(rows < N) & (k < K))
-
-
-def _runs(x: torch.Tensor, *_: object, **__: object) -> bool:
-    return supported(x)
-
-
-def _decodes(data: torch.Tensor, *_: object, **__: object) -> bool:
-    return supported(data)
-
-
-@quantize_nvfp4.register("triton", when=_runs)
+@quantize_nvfp4.register("triton", when=supported)
 def quantize_nvfp4_triton(
     x: torch.Tensor,
     rounding: str = "nearest",
@@ -209,7 +172,7 @@ def quantize_nvfp4_triton(
     return _launch(x, global_scale_of(amax, global_scale), rounding, hadamard=1)
 
 
-@hadamard_quantize_nvfp4.register("triton", when=_runs)
+@hadamard_quantize_nvfp4.register("triton", when=supported)
 def hadamard_quantize_nvfp4_triton(
     x: torch.Tensor, block: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -217,43 +180,6 @@ def hadamard_quantize_nvfp4_triton(
     check_nvfp4_columns("hadamard_quantize_nvfp4", x.shape[1])
     check_block("hadamard_quantize_nvfp4", x.shape[1], block)
     return _launch(x, None, "nearest", hadamard=max(block, 1))
-
-
-@dequantize_nvfp4.register("triton", when=_decodes)
-def dequantize_nvfp4_triton(
-    data: torch.Tensor,
-    scale: torch.Tensor,
-    global_scale: torch.Tensor,
-    dtype: torch.dtype = torch.float32,
-) -> torch.Tensor:
-    check_nvfp4("dequantize_nvfp4", data, scale, global_scale)
-    return decode(data, scale, global_scale, dtype)
-
-
-def decode(
-    data: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor | None, dtype: torch.dtype
-) -> torch.Tensor:
-    """Launch the decoder. Without `global_scale`: e2m1 * scale alone, exact in every dtype."""
-    N, K = data.shape[0], data.shape[1] * 2
-    data = data.contiguous()
-    scale = scale.contiguous().view(torch.uint8)
-    out = torch.empty((N, K), dtype=dtype, device=data.device)
-    rows, width = DECODE_TILE
-    with on_device(data):
-        dequantize_nvfp4_kernel[(triton.cdiv(N, rows), triton.cdiv(K // 2, width))](
-            data,
-            scale,
-            scale if global_scale is None else global_scale.contiguous(),
-            out,
-            N,
-            K,
-            0 if global_scale is None or global_scale.ndim == 0 else 1,
-            WITH_GLOBAL=global_scale is not None,
-            BLOCK_N=rows,
-            BLOCK_BYTES=width,
-            enable_fp_fusion=False,
-        )
-    return out
 
 
 def _launch(
@@ -267,8 +193,9 @@ def _launch(
     given = global_scale is not None
     if not given:
         global_scale = torch.empty((M, 1), dtype=torch.float32, device=x.device)
+    block_m = ROWS if rounding == "nearest" else CHOOSING_ROWS
     with on_device(x):
-        quantize_nvfp4_kernel[(triton.cdiv(M, ROWS),)](
+        quantize_nvfp4_kernel[(triton.cdiv(M, block_m),)](
             x,
             data,
             scale,
@@ -283,7 +210,7 @@ def _launch(
             HADAMARD=hadamard,
             FACTOR=hadamard**-0.5,
             PRODUCT=product_dtype(x),
-            BLOCK_M=ROWS,
+            BLOCK_M=block_m,
             BLOCK_K=max(hadamard, 16) if hadamard > 1 else COLUMNS,
             enable_fp_fusion=False,
         )

@@ -4,14 +4,25 @@ Having Triton installed is not enough: it needs a C compiler for its launcher an
 tiny kernel, run once per device and process, tells; the reason of a failure is kept and shown.
 """
 
+import errno
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from subprocess import CalledProcessError
 
 import torch
 import triton
 import triton.language as tl
+from triton.errors import TritonError
 
 OLDEST_CAPABILITY = (8, 0)  # INT8 products do not compile below
+
+# How Triton says that it cannot work here: a kernel or ptxas that it cannot compile; a C compiler that is
+# missing (RuntimeError, OSError) or fails (CalledProcessError); a launcher that cannot be loaded; a driver
+# that refuses the kernel (RuntimeError).
+UNABLE = (TritonError, RuntimeError, OSError, ImportError, CalledProcessError)
+PASSING_OS_ERRORS = {errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN}
+# torch.AcceleratorError, an earlier kernel's fault, is a plain RuntimeError before PyTorch 2.8.
+CRASHED = (torch.cuda.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.cuda.OutOfMemoryError))
 
 
 @triton.jit
@@ -20,26 +31,50 @@ def _probe_kernel(out_ptr):
     tl.store(out_ptr + tl.program_id(0), 1.0)
 
 
-def supported(x: torch.Tensor) -> bool:
-    """Whether twins run on the device of `x`. On the CPU they do only inside `use_backend`, interpreted."""
+def supported(*args: object, **kwargs: object) -> bool:
+    """Whether twins run where these arguments of an op lie: the `when` of every twin.
+
+    The tensors of a call share a device, so the first tells. On the CPU twins run only inside `use_backend`,
+    interpreted.
+    """
+    x = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
     return x.is_cuda and not reason_against(x.device.index)
 
 
 @cache
 def reason_against(device: int) -> str:
-    """Why twins do not run on this CUDA device, or "" where they do."""
+    """Why twins do not run on this CUDA device, or "" where they do: asked once, unless that itself fails.
+
+    Raises:
+        RuntimeError, OSError: if memory, disk or the GPU failed, which says nothing about Triton. It is not
+            remembered: the next call asks again.
+    """
     if torch.version.hip is not None:
         return "the Triton kernels are not tested on AMD GPUs"
     capability = torch.cuda.get_device_capability(device)
     if capability < OLDEST_CAPABILITY:
         return f"the Triton kernels need compute capability 8.0, this GPU has {capability[0]}.{capability[1]}"
     try:
-        with torch.cuda.device(device):
-            _probe_kernel[(1,)](torch.empty(1, device="cuda"))
-    except Exception as error:  # whatever it is, this machine cannot run Triton: that is the answer
+        _probe(device)
+    except UNABLE as error:
+        if _is_passing(error):
+            raise
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return f"Triton {triton.__version__} does not run here: {lines[-1]}"
     return ""
+
+
+def _probe(device: int) -> None:
+    """Compile, load and launch one kernel."""
+    with torch.cuda.device(device):
+        _probe_kernel[(1,)](torch.empty(1, device="cuda"))
+
+
+def _is_passing(error: Exception) -> bool:
+    """Whether this error tells of the moment (or of a GPU that has crashed) rather than of the machine."""
+    if isinstance(error, OSError):
+        return error.errno in PASSING_OS_ERRORS
+    return isinstance(error, CRASHED) or "out of memory" in str(error)
 
 
 def on_device(x: torch.Tensor) -> AbstractContextManager:

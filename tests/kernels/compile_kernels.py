@@ -29,6 +29,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = re.compile(r"\b((?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)\.\S+)")
 
 
+ROW_DTYPES = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
+EVERY_DTYPE = {86, 120}  # the oldest and the newest GPUs of least shared memory; elsewhere bfloat16 alone
+WEIGHT = {"data_ptr": "*u8", "scale_ptr": "*u8", "global_ptr": "*fp32"}
+
+
 @dataclass(frozen=True)
 class Job:
     """One kernel as its launcher would compile it: pointer and integer types, constants, options."""
@@ -53,79 +58,17 @@ def main(arch: int) -> None:
 
 def jobs(arch: int) -> Iterator[Job]:
     """Every kernel, with the tiles that the launchers take on this architecture."""
-    from sixbit_diffusion.kernels import (
-        cast_triton,
-        delta_triton,
-        gemm_triton,
-        hadamard_triton,
-        int8_triton,
-        measures_triton,
-        nvfp4_triton,
-    )
+    from sixbit_diffusion.kernels import cast_triton, delta_triton, gemm_triton, measures_triton
 
-    capability = (arch // 10, arch % 10)
-    rotated = {"HADAMARD": 128, "FACTOR": 128**-0.5, "PRODUCT": tl.bfloat16}
-    plain = {"HADAMARD": 1, "FACTOR": 1.0, "PRODUCT": tl.bfloat16}
-    tile = {"BLOCK_M": int8_triton.ROWS, "BLOCK_K": 128}
-
-    sizes = {"M": "i32", "K": "i32", "x_row_stride": "i32"}
-    int8 = {"x_ptr": "*bf16", "q_ptr": "*i8", "scale_ptr": "*fp32", **sizes}
-    for label, rotation in (("rotated", rotated), ("plain", plain)):
-        yield Job(
-            f"quantize_int8 {label}",
-            int8_triton.quantize_int8_kernel,
-            int8,
-            {"INT8_MAX": 127.0, **rotation, **tile},
-        )
-
-    nvfp4 = {
-        "x_ptr": "*bf16",
-        "data_ptr": "*u8",
-        "scale_ptr": "*u8",
-        "global_ptr": "*fp32",
-        **sizes,
-        "global_stride": "i32",
-    }
-    for label, rotation, given, rounding in (
-        ("rotated", rotated, False, 0),
-        ("per row", plain, False, 0),
-        ("search", plain, True, 2),
-    ):
-        yield Job(
-            f"quantize_nvfp4 {label}",
-            nvfp4_triton.quantize_nvfp4_kernel,
-            nvfp4,
-            {"SCALE_RANGE": 2688.0, "GIVEN_GLOBAL": given, "ROUNDING": rounding, **rotation, **tile},
-        )
-    yield Job(
-        "row_amax",
-        nvfp4_triton.row_amax_kernel,
-        {"x_ptr": "*bf16", "amax_ptr": "*fp32", **sizes},
-        tile,
-    )
-
-    weight = {"data_ptr": "*u8", "scale_ptr": "*u8", "global_ptr": "*fp32"}
-    rows, width = nvfp4_triton.DECODE_TILE
-    yield Job(
-        "dequantize_nvfp4",
-        nvfp4_triton.dequantize_nvfp4_kernel,
-        {**weight, "out_ptr": "*bf16", "N": "i32", "K": "i32", "global_stride": "i32"},
-        {"WITH_GLOBAL": True, "BLOCK_N": rows, "BLOCK_BYTES": width},
-    )
+    for dtype in ROW_DTYPES if arch in EVERY_DTYPE else ("bf16",):
+        yield from row_jobs(dtype)
     yield Job(
         "cast_nvfp4_to_int8",
         cast_triton.cast_nvfp4_to_int8_kernel,
-        {**weight, "q_ptr": "*i8", "channel_ptr": "*fp32", "N": "i32", "K": "i32", "global_stride": "i32"},
+        {**WEIGHT, "q_ptr": "*i8", "channel_ptr": "*fp32", "N": "i32", "K": "i32", "global_stride": "i32"},
         {"INT8_MAX": 127.0, "BLOCK_N": cast_triton.ROWS, "BLOCK_BYTES": cast_triton.BYTES},
     )
-    yield Job(
-        "block_hadamard",
-        hadamard_triton.block_hadamard_kernel,
-        {"x_ptr": "*bf16", "y_ptr": "*bf16", "M": "i32", "K": "i32"},
-        {**rotated, "BLOCK_M": hadamard_triton.ROWS, "BLOCK_K": 128},
-    )
-
-    yield from gemm_jobs(gemm_triton, capability)
+    yield from gemm_jobs(gemm_triton, (arch // 10, arch % 10))
     yield from measure_jobs(measures_triton)
     yield Job(
         "apply_delta",
@@ -133,6 +76,63 @@ def jobs(arch: int) -> Iterator[Job]:
         {"x_ptr": "*bf16", "delta_ptr": "*bf16", "y_ptr": "*bf16", "count": "i32"},
         {"BLOCK": delta_triton.BLOCK},
     )
+
+
+def row_jobs(dtype: str) -> Iterator[Job]:
+    """Quantization and rotation of rows of `dtype`, and decoding to it."""
+    from sixbit_diffusion.kernels import hadamard_triton, int8_triton, nvfp4_decode_triton, nvfp4_triton
+
+    product = ROW_DTYPES[dtype]
+    rotated = {"HADAMARD": 128, "FACTOR": 128**-0.5}
+    plain = {"HADAMARD": 1, "FACTOR": 1.0}
+    sizes = {"M": "i32", "K": "i32", "x_row_stride": "i32"}
+    for label, rotation in (("rotated", rotated), ("plain", plain)):
+        yield Job(
+            f"quantize_int8 {label} {dtype}",
+            int8_triton.quantize_int8_kernel,
+            {"x_ptr": f"*{dtype}", "q_ptr": "*i8", "scale_ptr": "*fp32", **sizes},
+            {"INT8_MAX": 127.0, "PRODUCT": product, **rotation, "BLOCK_M": int8_triton.ROWS, "BLOCK_K": 128},
+        )
+    nvfp4 = {"x_ptr": f"*{dtype}", **WEIGHT, **sizes, "global_stride": "i32"}
+    tile = {"BLOCK_M": nvfp4_triton.ROWS, "BLOCK_K": nvfp4_triton.COLUMNS}
+    small = {"BLOCK_M": nvfp4_triton.CHOOSING_ROWS, "BLOCK_K": nvfp4_triton.COLUMNS}
+    for label, given, rounding, constants in (
+        ("rotated", False, 0, {**rotated, **tile}),
+        ("per row", False, 0, {**plain, **tile}),
+        ("search", True, 2, {**plain, **small}),
+    ):
+        yield Job(
+            f"quantize_nvfp4 {label} {dtype}",
+            nvfp4_triton.quantize_nvfp4_kernel,
+            nvfp4,
+            {
+                "SCALE_RANGE": 2688.0,
+                "GIVEN_GLOBAL": given,
+                "ROUNDING": rounding,
+                "PRODUCT": product,
+                **constants,
+            },
+        )
+    yield Job(
+        f"row_amax {dtype}",
+        nvfp4_triton.row_amax_kernel,
+        {"x_ptr": f"*{dtype}", "amax_ptr": "*fp32", **sizes},
+        tile,
+    )
+    yield Job(
+        f"block_hadamard {dtype}",
+        hadamard_triton.block_hadamard_kernel,
+        {"x_ptr": f"*{dtype}", "y_ptr": f"*{dtype}", "M": "i32", "K": "i32"},
+        {**rotated, "PRODUCT": product, "BLOCK_M": hadamard_triton.ROWS, "BLOCK_K": 128},
+    )
+    rows, width = nvfp4_decode_triton.TILE
+    for label, rotation in (("rotated", rotated), ("plain", plain)):
+        yield Job(
+            f"dequantize_nvfp4 {label} {dtype}",
+            nvfp4_decode_triton.dequantize_nvfp4_kernel,
+            {**WEIGHT, "out_ptr": f"*{dtype}", "N": "i32", "K": "i32", "global_stride": "i32"},
+            {"WITH_GLOBAL": True, **rotation, "BLOCK_N": rows, "BLOCK_BYTES": width},
+        )
 
 
 def gemm_jobs(gemm_triton: object, capability: tuple[int, int]) -> Iterator[Job]:

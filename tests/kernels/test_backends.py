@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,7 +64,81 @@ def test_a_gpu_that_is_too_old_is_told(monkeypatch):
     from sixbit_diffusion.kernels import support_triton
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (7, 5))
-    reason = support_triton.reason_against.__wrapped__(0)
+    reason = support_triton.reason_against.__wrapped__(0)  # past the cache
     assert reason == "the Triton kernels need compute capability 8.0, this GPU has 7.5"
     monkeypatch.setattr(torch.version, "hip", "6.0")
     assert "AMD" in support_triton.reason_against.__wrapped__(0)
+
+
+@pytest.fixture
+def support(monkeypatch):
+    """`support_triton` on a GPU that is new enough, with nothing remembered; `fail(error)` sets its probe."""
+    support_triton = pytest.importorskip("sixbit_diffusion.kernels.support_triton")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(torch.version, "hip", None)
+
+    def fail(error: Exception | None) -> None:
+        def probe(_device: int) -> None:
+            if error is not None:
+                raise error
+
+        monkeypatch.setattr(support_triton, "_probe", probe)
+
+    support_triton.fail = fail
+    support_triton.reason_against.cache_clear()
+    yield support_triton
+    support_triton.reason_against.cache_clear()
+    del support_triton.fail
+
+
+PASSING = [
+    torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB."),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+    OSError(errno.ENOSPC, "No space left on device"),
+]
+LASTING = [
+    RuntimeError("Failed to find C compiler. Please specify via CC environment variable."),
+    RuntimeError("Triton Error [CUDA]: device kernel image is invalid"),
+    FileNotFoundError(errno.ENOENT, "No such file or directory", "/usr/bin/gcc"),
+    subprocess.CalledProcessError(1, "gcc"),
+    ImportError("DLL load failed"),
+]
+
+
+@pytest.mark.parametrize("error", PASSING, ids=str)
+def test_what_passes_is_raised_and_forgotten(support, error):
+    support.fail(error)
+    with pytest.raises(type(error), match=re.escape(str(error))):
+        support.reason_against(0)
+    support.fail(None)
+    assert support.reason_against(0) == ""
+
+
+@pytest.mark.parametrize("error", LASTING, ids=str)
+def test_what_lasts_is_told_and_remembered(support, error):
+    support.fail(error)
+    reason = support.reason_against(0)
+    assert "does not run here: " + str(error) in reason and "\n" not in reason
+    support.fail(None)
+    assert support.reason_against(0) == reason
+
+
+def test_a_failed_compilation_is_told(support):
+    from triton.errors import TritonError
+
+    support.fail(TritonError("ptxas\nfatal: unknown target"))
+    assert support.reason_against(0).endswith("does not run here: fatal: unknown target")
+
+
+def test_a_bug_is_no_reason(support):
+    support.fail(TypeError("a bug"))
+    with pytest.raises(TypeError, match="a bug"):
+        support.reason_against(0)
+
+
+def test_arguments_may_be_named(monkeypatch, support):
+    support.fail(None)
+    x = torch.zeros(2, 16)
+    assert all(not support.supported(**{name: x}) for name in ("x", "data", "inp"))
+    assert kernels.quantize_int8.select(x=x) == "reference"
+    assert kernels.dequantize_nvfp4.select(dtype=torch.float16, data=x, scale=x) == "reference"

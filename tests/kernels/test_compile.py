@@ -36,16 +36,20 @@ FP4_PRODUCT = {
     100: "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale",
     120: "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale",
 }
-KERNELS = {
+ROW_KERNELS = {
     "quantize_int8 rotated",
     "quantize_int8 plain",
     "quantize_nvfp4 rotated",
     "quantize_nvfp4 per row",
     "quantize_nvfp4 search",
     "row_amax",
-    "dequantize_nvfp4",
-    "cast_nvfp4_to_int8",
+    "dequantize_nvfp4 rotated",
+    "dequantize_nvfp4 plain",
     "block_hadamard",
+}
+EVERY_DTYPE = {86, 120}
+KERNELS = {
+    "cast_nvfp4_to_int8",
     "scaled_gemm i8",
     "scaled_gemm bf16",
     "block_measures partial",
@@ -76,7 +80,9 @@ def compiled() -> dict[int, Future]:
 @pytest.mark.parametrize("arch", SHARED_LIMIT)
 def test_kernels_compile_within_limits(arch: int, compiled: dict[int, Future]):
     kernels = compiled[arch].result()
-    expected = KERNELS | ({"fp4_gemm"} if arch in FP4_PRODUCT else set())
+    dtypes = ("bf16", "fp16", "fp32") if arch in EVERY_DTYPE else ("bf16",)
+    expected = KERNELS | {f"{name} {dtype}" for name in ROW_KERNELS for dtype in dtypes}
+    expected |= {"fp4_gemm"} if arch in FP4_PRODUCT else set()
     assert set(kernels) == expected
     for name, built in kernels.items():
         assert built["shared"] <= SHARED_LIMIT[arch], name

@@ -108,6 +108,7 @@ def test_wrong_arguments_are_named():
     for call, message in (
         (lambda: block_hadamard(x, 32), "power of two that divides K = 48 as block, got 32"),
         (lambda: block_hadamard(x, 3), "got 3"),
+        (lambda: block_hadamard(torch.zeros(2, 512), 256), "got 256; the largest is 128"),
         (lambda: hadamard_quantize_int8(x, -2), "got -2"),
         (lambda: hadamard_quantize_int8(x[0], 16), "2-D"),
         (lambda: hadamard_quantize_nvfp4(x[:, :24], 8), "multiple of 16, got K = 24"),

@@ -65,13 +65,26 @@ def test_twin_agrees(device, run_both, layer, linear, case, dtype):
     (expected,), (got,) = run_both(linear, x, *triple, bias, case[3])
     worst = (expected.float() - exact).abs().max()
     if linear is linear_w4a16 and dtype != torch.float32:
-        # The twin rounds the weight and the rotated x to the type of x, as any layer in that type does.
-        low = (block_hadamard(x, case[3]) @ dequantize_nvfp4(*triple, dtype).T).float() + bias
+        # The twin rounds the weight, rotated back, to the type of x, as any layer in that type does.
+        weight = block_hadamard(dequantize_nvfp4(*triple), case[3]).to(dtype)
+        low = (x @ weight.T).float() + bias
         worst = (low.to(dtype).float() - exact).abs().max()
     # The interpreter truncates bfloat16; tensor cores truncate as they add.
     interpreted = torch.finfo(dtype).eps if dtype == torch.bfloat16 else 1e-6
     unit = interpreted if device == "cpu" else 1e-5
     assert (got.float() - exact).abs().max() <= 2 * worst + unit * exact.abs().max()
+
+
+@pytest.mark.parametrize("linear", LINEARS, ids=lambda op: op.__name__)
+def test_a_rotation_that_float16_cannot_hold(device, run_both, layer, linear):
+    """128 equal values of 5,900 become one of 66,751, above the largest float16; the result is within it."""
+    _, triple, bias, decoded = layer(4, 256, 48, 128, device=device)
+    x = torch.full((4, 256), 5900.0, dtype=torch.float16, device=device)
+    exact = x.float() @ decoded.T + bias
+    assert exact.abs().max() < 65504
+    for (result,) in run_both(linear, x, *triple, bias, 128):
+        assert result.isfinite().all()
+        torch.testing.assert_close(result.float(), exact, rtol=0, atol=0.02 * float(exact.abs().max()))
 
 
 @pytest.mark.parametrize("linear", [linear_w4a8, linear_w4a4], ids=lambda op: op.__name__)
