@@ -15,6 +15,7 @@ import torch
 
 from ..kernels import backend_line
 from ..sixbit_core.checkpoint import CheckpointError
+from ..sixbit_core.config import NATIVE_FP4
 from .errors import InputError
 from .facts import ModelFacts, check_clip, read_facts
 from .machine import Machine, find_machine, versions
@@ -27,7 +28,7 @@ from .video import find_codec
 
 # Lowest compute capability -> what it means for the routes; the first that fits counts.
 PATHS = (
-    ((10, 0), "FP4 tensor cores: NVFP4 and INT8 activations both gain speed"),
+    (NATIVE_FP4, "FP4 tensor cores: NVFP4 and INT8 activations both gain speed"),
     ((8, 0), "no FP4 tensor cores: INT8 activations gain speed, NVFP4 is emulated and gains none"),
     ((0, 0), "no INT8 kernels for this GPU: the references serve, right and slow"),
 )
@@ -61,7 +62,7 @@ def machine_path(machine: Machine) -> str:
     """What the block linears will run on."""
     if machine.device.type == "cpu":
         return f"{backend_line()} On a CPU they are right and slow; the reference model is made for it."
-    return f"{backend_line()} {capability_path(torch.cuda.get_device_capability())}"
+    return f"{backend_line()} {capability_path(machine.capability or (0, 0))}"
 
 
 def capability_path(capability: tuple[int, int]) -> str:
@@ -74,7 +75,7 @@ def _model_lines(facts: ModelFacts, machine: Machine, choice: Choice, given: Nam
     kind = "quantized" if checkpoint.is_quantized else "16 or 32 bits"
     yield f"model: {facts.name}, {facts.family.label}, {kind}, fingerprint {checkpoint.fingerprint[:12]}"
     try:
-        settings = settle(choice, facts)
+        settings = settle(choice, facts, machine)
     except InputError as error:
         yield f"run: {error}"
         return

@@ -137,8 +137,8 @@ def _add_sampling(parser: Parser) -> None:
 def _add_run(parser: Parser) -> None:
     group = parser.add_argument_group("precision and cache (what is given wins over the preset)")
     group.add_argument("--preset", metavar="NAME", help=f"{', '.join(PRESETS)} (default balanced)")
-    precisions = "full, w4a16, w4a8, w4a4, dmpq (default dmpq)"
-    group.add_argument("--precision", default="dmpq", metavar="NAME", help=precisions)
+    precisions = "full, w4a16, w4a8, w4a4, dmpq (default: dmpq where the GPU has FP4 units, else w4a8)"
+    group.add_argument("--precision", metavar="NAME", help=precisions)
     group.add_argument("--bits", type=float, help=f"average activation bits of dmpq ({CHOSEN_BY_PRESET})")
     group.add_argument(
         "--router", metavar="NAME", help=f"of dmpq: auto, gamma, static, … ({CHOSEN_BY_PRESET})"

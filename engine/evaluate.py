@@ -170,7 +170,7 @@ def _prepare(request: EvaluateRequest) -> _Work:
         raise InputError(f"--workers must be 1 or more, got {request.workers}")
     if request.against_full and facts.checkpoint.is_quantized:
         raise InputError(f"--against-full needs full-precision weights, and {facts.name} is quantized")
-    settings = settle(request.choice, facts)
+    settings = settle(request.choice, facts, machine)
     check_target(request.out, "--out")
     clips = {
         f"{number}/{seed}": (

@@ -234,8 +234,8 @@ def _check_structure(
     for key in STRUCTURE:
         if key in told and told[key] != inferred[key]:
             raise InputError(
-                f"{checkpoint.path.name} is {checkpoint.family.label} with {key} {inferred[key]}, and {where} "
-                f"says {told[key]}: give weights and pipeline folder of one model"
+                f"{checkpoint.path.name} is {checkpoint.family.label} with {key} {inferred[key]}, and "
+                f"{where} says {told[key]}: give weights and pipeline folder of one model"
             )
 
 
@@ -252,8 +252,8 @@ def check_parts(checkpoint: Checkpoint, config: dict[str, Any], vae: dict[str, A
     ):
         if None not in (found, needed) and not math.isclose(found, needed, rel_tol=1e-6):
             raise InputError(
-                f"{checkpoint.path.name} is {family.label} and needs {what} {needed:g}; {folder} has {found:g}: "
-                "give the pipeline folder of the same model"
+                f"{checkpoint.path.name} is {family.label} and needs {what} {needed:g}; {folder} has "
+                f"{found:g}: give the pipeline folder of the same model"
             )
 
 

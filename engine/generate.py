@@ -81,7 +81,7 @@ def generate(
     machine = find_machine(request.device)
     facts = read_facts(request.model, request.pipeline)
     clip = check_request(request, facts)
-    settings = settle(request.choice, facts)
+    settings = settle(request.choice, facts, machine)
     out = make_folder(request.out)
     if request.report is not None:
         check_target(request.report, "--report")
@@ -151,7 +151,8 @@ def write_results(
     write_mp4(files[0], frames, fps)
     if full is not None:
         files.append(out / "side_by_side.png")
-        label = f"{settings.label()}: PSNR {report['psnr_db']:.1f} dB, SSIM {report['ssim']:.3f}"
+        label, close = settings.label(report["average_activation_bits"]), report["psnr_db"]
+        label = f"{label}: PSNR {close:.1f} dB, SSIM {report['ssim']:.3f}"
         write_sheet(files[-1], [("full precision", full), (label, frames)])
     files.append(out / "run.png")
     draw_run(run.report, files[-1])

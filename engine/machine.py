@@ -22,11 +22,13 @@ class Machine:
         device: "cpu" or "cuda".
         name: what a reader would call it.
         memory_bytes: memory of the device in all.
+        capability: compute capability of an NVIDIA GPU, else None.
     """
 
     device: torch.device
     name: str
     memory_bytes: int
+    capability: tuple[int, int] | None = None
 
 
 def find_machine(device: str = "auto") -> Machine:
@@ -37,7 +39,8 @@ def find_machine(device: str = "auto") -> Machine:
         raise InputError("--device cuda: torch sees no CUDA device here; use --device cpu or a CUDA torch")
     if device != "cpu" and torch.cuda.is_available():
         card = torch.cuda.get_device_properties(0)
-        return Machine(torch.device("cuda"), card.name, card.total_memory)
+        capability = None if torch.version.hip else (card.major, card.minor)
+        return Machine(torch.device("cuda"), card.name, card.total_memory, capability)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     processor = platform.machine() or "processor"
     return Machine(torch.device("cpu"), f"{processor}, {cores} cores", _host_memory())

@@ -46,6 +46,7 @@ def make_report(
         "size": list(clip.size),
         "frames": clip.frames,
         **decided,
+        "note": settings.note or decided["note"],
         "seconds": {name: round(seconds[name], 4) for name in SECONDS},
         "seconds_per_step": round(seconds["sample"] / clip.steps, 6),
         "weight_bytes": weight_bytes(model.transformers[settings.weights]),

@@ -4,12 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..sixbit_core.config import PRESETS, DeltaCacheConfig, DMPQConfig, Preset, override
+from ..sixbit_core.config import PRESETS, DeltaCacheConfig, DMPQConfig, Preset, default_precision, override
+from ..sixbit_core.formats import FORMATS
 from ..sixbit_core.predictor import Predictor, load_predictor
-from ..sixbit_core.router import AUTO, ROUTERS
+from ..sixbit_core.router import AUTO, ROUTERS, resolve_router
 from ..sixbit_core.run import RunState
 from .errors import InputError
 from .facts import REFERENCE, ModelFacts, reference_folder
+from .machine import Machine
 
 DEFAULT_PRESET = "balanced"
 FIXED_ROUTERS = {"w4a16": "bf16", "w4a8": "int8", "w4a4": "nvfp4"}
@@ -18,15 +20,16 @@ PRECISIONS = ("full", *FIXED_ROUTERS, "dmpq")
 
 @dataclass(frozen=True)
 class Choice:
-    """What the command line was given; None where the preset decides.
+    """What the command line was given; None where preset or machine decide.
 
     Attributes:
-        precision: one of `PRECISIONS`.
+        precision: one of `PRECISIONS`; None for dmpq where a router or bits are given, else for
+            `default_precision`.
         cache: "tdc" or "off".
         predictor: predictor file, or None for the bundled one where it fits.
     """
 
-    precision: str = "dmpq"
+    precision: str | None = None
     cache: str = "tdc"
     preset: str | None = None
     router: str | None = None
@@ -46,11 +49,11 @@ class RunSettings:
 
     Attributes:
         precision: one of `PRECISIONS`.
-        dmpq: how linears are routed; None leaves them in full precision.
+        dmpq: how linears are routed, its router never "auto"; None leaves them in full precision.
         cache: when blocks are skipped; None never skips.
-        predictor: what the router decides by; None where it needs nothing.
+        predictor: what the router decides by and PDR takes its limits from; None where there is none.
         weights: the transformer it needs: "full", or NVFP4 by "search" or "rtn".
-        note: one line for the user where what a preset wants could not be had.
+        note: for the user: what was chosen for them and why, what a preset wants and could not be had.
     """
 
     precision: str
@@ -65,19 +68,28 @@ class RunSettings:
         """Name of the router, None in full precision."""
         return self.dmpq.router if self.dmpq else None
 
-    def label(self) -> str:
-        """The run in a few words."""
+    def label(self, bits: float | None = None) -> str:
+        """The run in a few words.
+
+        Args:
+            bits: average activation bits, once a run has had them.
+        """
         words = [self.precision]
         if self.precision == "dmpq" and self.dmpq:
-            words.append(f"{self.dmpq.bits:g} bits by router {self.dmpq.router}")
+            words.append(f"router {self.dmpq.router}")
+            fixed = FORMATS.get(self.dmpq.router)
+            if bits is None:
+                words.append(f"{fixed.bits} bits" if fixed else f"{self.dmpq.bits:g} bits asked for")
+        if self.dmpq and bits is not None:
+            words.append(f"{bits:.2f} bits")
         words.append("cache off" if self.cache is None else f"cache tdc, threshold {self.cache.threshold:g}")
         return ", ".join(words)
 
 
-def settle(choice: Choice, facts: ModelFacts) -> RunSettings:
+def settle(choice: Choice, facts: ModelFacts, machine: Machine) -> RunSettings:
     """Turn a choice into settings for a model, and see that a run can be made of them. Raises InputError."""
     bundled = reference_folder().parent / "predictor.json" if facts.name == REFERENCE else None
-    settings = resolve(choice, lambda: facts.checkpoint.fingerprint, bundled)
+    settings = resolve(choice, lambda: facts.checkpoint.fingerprint, bundled, machine.capability)
     try:
         RunState(facts.layout, settings.dmpq, settings.cache, settings.predictor).close()
     except ValueError as error:
@@ -85,43 +97,65 @@ def settle(choice: Choice, facts: ModelFacts) -> RunSettings:
     return settings
 
 
-def resolve(choice: Choice, fingerprint: Callable[[], str], bundled: Path | None = None) -> RunSettings:
+def resolve(
+    choice: Choice,
+    fingerprint: Callable[[], str],
+    bundled: Path | None = None,
+    capability: tuple[int, int] | None = None,
+) -> RunSettings:
     """Turn a choice into settings.
 
     Args:
         choice: what was asked for.
         fingerprint: gives the model's fingerprint; called only where a predictor is read.
         bundled: predictor file that serves where none was named and that may be absent.
+        capability: of the GPU, for a choice without a precision; None for anything else.
 
     Raises:
-        InputError: for a value out of range, an unknown name, or a predictor of another model.
+        InputError: for a value out of range, an unknown name, an option that the precision has no use for, or
+            a predictor of another model.
     """
     preset = check_choice(choice)
+    precision, notes = choice.precision, []
+    if precision is None and (choice.router is not None or choice.bits is not None):
+        precision = "dmpq"
+    elif precision is None:
+        precision, why = default_precision(capability)
+        notes = [f"precision {precision}, since {why}" + ("" if precision == "dmpq" else " (or give one)")]
     try:
         cache = _cache(choice, preset.cache)
-        if choice.precision == "full":
+        if precision == "full":
             return RunSettings("full", None, cache)
-        if choice.precision in FIXED_ROUTERS:
-            router = FIXED_ROUTERS[choice.precision]
-            # A 16-bit run stays 16-bit after a skip too: PDR has nothing to mend there.
-            refresh = choice.purified_refresh is not False and router != "bf16"
-            dmpq = override(preset.dmpq, {"router": router, "purified_refresh": refresh})
-            return RunSettings(choice.precision, dmpq, cache, weights="search")
-        return _routed(choice, preset.dmpq, cache, fingerprint, bundled)
+        predictor = None if precision == "w4a16" else _predictor(choice.predictor, fingerprint, bundled)
+        dmpq = _dmpq(choice, precision, preset.dmpq)
+        dmpq, note = resolve_router(dmpq, predictor)
+        if note is not None:
+            notes.append(f"{note}; `sixbit calibrate` makes a predictor")
+        return RunSettings(precision, dmpq, cache, predictor, "search", "; ".join(notes) or None)
     except ValueError as error:
         raise InputError(str(error)) from error
 
 
 def check_choice(choice: Choice) -> Preset:
-    """The preset of a choice whose names and numbers are all possible. Raises InputError."""
+    """The preset of a choice whose names, numbers and combination are all possible. Raises InputError."""
     for flag, value, known in (
-        ("--precision", choice.precision, PRECISIONS),
+        ("--precision", choice.precision or "dmpq", PRECISIONS),
         ("--cache", choice.cache, ("off", "tdc")),
         ("--preset", choice.preset or DEFAULT_PRESET, tuple(PRESETS)),
         ("--router", choice.router or AUTO, (AUTO, *ROUTERS)),
     ):
         if value not in known:
             raise InputError(f"{flag} must be one of {', '.join(known)}, got {value!r}")
+    for flag, value, useful in (
+        ("--router", choice.router, ("dmpq",)),
+        ("--bits", choice.bits, ("dmpq",)),
+        ("--predictor", choice.predictor, ("dmpq", "w4a8", "w4a4")),
+    ):
+        if value is not None and choice.precision not in (None, *useful):
+            raise InputError(
+                f"{flag} means nothing with --precision {choice.precision}; "
+                f"leave it out, or give --precision {' or '.join(useful)}"
+            )
     preset = PRESETS[choice.preset or DEFAULT_PRESET]
     try:
         _cache(choice, preset.cache)
@@ -143,21 +177,20 @@ def _cache(choice: Choice, preset: DeltaCacheConfig) -> DeltaCacheConfig | None:
     return config if choice.cache == "tdc" else None
 
 
-def _routed(
-    choice: Choice,
-    preset: DMPQConfig,
-    cache: DeltaCacheConfig | None,
-    fingerprint: Callable[[], str],
-    bundled: Path | None,
-) -> RunSettings:
+def _dmpq(choice: Choice, precision: str, preset: DMPQConfig) -> DMPQConfig:
     changes = {"router": choice.router, "bits": choice.bits, "purified_refresh": choice.purified_refresh}
-    dmpq = override(preset, changes)
-    predictor, note = None, None
-    if choice.predictor is not None:
-        predictor = load_predictor(choice.predictor, fingerprint())
-    elif bundled is not None and bundled.is_file():
-        found = load_predictor(bundled)
-        predictor = found if found.fingerprint == fingerprint() else None
-    if predictor is None and dmpq.router == AUTO:
-        note = "no predictor for this model: every linear runs in INT8; `sixbit calibrate` makes one"
-    return RunSettings("dmpq", dmpq, cache, predictor, "search", note)
+    if precision in FIXED_ROUTERS:
+        changes["router"] = FIXED_ROUTERS[precision]
+    if precision == "w4a16":  # stays 16-bit after a skip too: PDR has nothing to mend there
+        changes["purified_refresh"] = False
+    return override(preset, changes)
+
+
+def _predictor(given: Path | None, fingerprint: Callable[[], str], bundled: Path | None) -> Predictor | None:
+    """The predictor that was named, or the bundled one where it is of this model."""
+    if given is not None:
+        return load_predictor(given, fingerprint())
+    if bundled is None or not bundled.is_file():
+        return None
+    found = load_predictor(bundled)
+    return found if found.fingerprint == fingerprint() else None

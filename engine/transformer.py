@@ -93,7 +93,7 @@ def _items(
 def _complete(
     facts: ModelFacts, tensors: dict[str, torch.Tensor], dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Leave out a stored sincos table (it is computed for the size at hand), give a 1.5 its patch bias of 0."""
+    """Leave out a stored sincos table, which is computed for the size; give a 1.5 its patch bias of 0."""
     if not facts.config["use_learned_positional_embeddings"]:
         tensors.pop("patch_embed.pos_embedding", None)
     if facts.config["patch_size_t"] and "patch_embed.proj.bias" not in tensors:

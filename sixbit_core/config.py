@@ -99,6 +99,24 @@ PRESETS: dict[str, Preset] = {
     ),
 }
 
+NATIVE_FP4 = (10, 0)  # lowest compute capability with FP4 tensor cores
+
+
+def default_precision(capability: tuple[int, int] | None) -> tuple[str, str]:
+    """Precision where none is asked for, and why, in a few words.
+
+    Args:
+        capability: compute capability of an NVIDIA GPU; None for anything else.
+
+    Returns:
+        "dmpq" where NVFP4 products are native, else "w4a8", since emulated NVFP4 activations would only
+        cost quality; and the reason.
+    """
+    if capability is not None and tuple(capability) >= NATIVE_FP4:
+        return "dmpq", "this GPU has FP4 units"
+    return "w4a8", "no FP4 units here" if capability is None else "this GPU has no FP4 units"
+
+
 Config = TypeVar("Config", DMPQConfig, DeltaCacheConfig)
 
 

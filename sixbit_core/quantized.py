@@ -145,8 +145,8 @@ def rotation_of(mark: Mapping[str, object], name: str, columns: int) -> int:
     size = mark.get("hadamard")
     if type(size) is not int or size < 2 or size & (size - 1) or columns % size:
         raise ValueError(
-            f"{name} is marked {ROTATED_FORMAT} with hadamard {size!r}; needed is a power of two above 1 that "
-            f"divides {columns}: quantize the original checkpoint again"
+            f"{name} is marked {ROTATED_FORMAT} with hadamard {size!r}; needed is a power of two above 1 "
+            f"that divides {columns}: quantize the original checkpoint again"
         )
     return size
 

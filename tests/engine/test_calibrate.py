@@ -1,8 +1,11 @@
 import json
 
+import pytest
 from sixbit_diffusion.engine.cli import main
+from sixbit_diffusion.engine.facts import read_facts
 from sixbit_diffusion.engine.generate import GenerateRequest, generate
-from sixbit_diffusion.engine.settings import Choice
+from sixbit_diffusion.engine.machine import find_machine
+from sixbit_diffusion.engine.settings import Choice, settle
 
 
 def calibrate(folder, out) -> int:
@@ -40,9 +43,16 @@ def test_a_calibration_is_used_repeats_and_is_refused_elsewhere(tiny_folder, tmp
             router == "gamma"
         )
 
+    limits = document["outlier_limits"]
+    facts = read_facts(str(tiny_folder))
+    fixed = settle(Choice(precision="w4a8", predictor=first), facts, find_machine("cpu"))
+    assert fixed.predictor.outlier_limits == pytest.approx(limits)  # PDR in W4A8 has them too
+
     document["model"]["fingerprint"] = "0" * 32
     first.write_text(json.dumps(document))
     capsys.readouterr()
     where = ["--model", str(tiny_folder), "--out", str(tmp_path / "out"), "--device", "cpu"]
     assert main(["generate", *where, "--prompt", "x", "--predictor", str(first)]) == 2
+    assert "calibrated on other weights" in capsys.readouterr().err
+    assert main(["generate", *where, "--prompt", "x", "--precision", "w4a8", "--predictor", str(first)]) == 2
     assert "calibrated on other weights" in capsys.readouterr().err

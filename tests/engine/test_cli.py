@@ -38,6 +38,11 @@ BAD = [
     ([*GENERATE, "--cache-location", "moon"], "cache location must be one of"),
     ([*GENERATE, "--router", "gamma"], "needs a predictor"),
     ([*GENERATE, "--predictor", "absent.json"], "absent.json"),
+    ([*GENERATE, "--precision", "w4a8", "--predictor", "absent.json"], "absent.json"),
+    ([*GENERATE, "--precision", "w4a8", "--router", "gamma"], "--router means nothing with --precision w4a8"),
+    ([*GENERATE, "--precision", "w4a4", "--bits", "6"], "--bits means nothing with --precision w4a4"),
+    ([*GENERATE, "--precision", "w4a16", "--predictor", "x"], "--predictor means nothing with"),
+    ([*GENERATE, "--precision", "full", "--router", "int8"], "--router means nothing with --precision full"),
     ([*GENERATE, "--device", "tpu"], "--device must be auto, cpu or cuda"),
     ([*GENERATE, "--out", "FILE"], "cannot be made a folder"),
     ([*GENERATE, "--report", "TINY"], "is a folder; give a file name"),
@@ -108,6 +113,39 @@ def test_a_value_that_is_given_wins_over_the_preset():
     assert (
         resolve(Choice(precision="w4a8", purified_refresh=False), lambda: "").dmpq.purified_refresh is False
     )
+
+
+def test_the_machine_decides_where_no_precision_is_given():
+    from sixbit_diffusion.engine.settings import Choice, resolve
+
+    def chosen(capability, **given):
+        return resolve(Choice(**given), lambda: "", capability=capability)
+
+    for capability, precision, why in (
+        (None, "w4a8", "no FP4 units here"),
+        ((9, 0), "w4a8", "this GPU has no FP4 units"),
+        ((10, 0), "dmpq", "this GPU has FP4 units"),
+        ((12, 0), "dmpq", "this GPU has FP4 units"),
+    ):
+        found = chosen(capability)
+        assert found.precision == precision and f"precision {precision}, since {why}" in found.note
+        assert chosen(capability, precision="dmpq").precision == "dmpq"
+        assert (
+            chosen(capability, router="random").precision == chosen(capability, bits=5.0).precision == "dmpq"
+        )
+
+
+def test_the_label_tells_what_runs():
+    from sixbit_diffusion.engine.settings import Choice, resolve
+
+    def label(*bits, **given):
+        return resolve(Choice(cache="off", **given), lambda: "").label(*bits)
+
+    assert label(precision="dmpq", bits=5.0) == "dmpq, router int8, 8 bits, cache off"  # no predictor
+    assert label(router="random", bits=5.0) == "dmpq, router random, 5 bits asked for, cache off"
+    assert label(5.2, router="random", bits=5.0) == "dmpq, router random, 5.20 bits, cache off"
+    assert label(8.4, precision="w4a8") == "w4a8, 8.40 bits, cache off"
+    assert label(precision="full") == "full, cache off"
 
 
 def test_every_command_has_help_with_an_example(capsys):

@@ -149,7 +149,7 @@ def test_published_families_want_their_own_scheduler_and_vae(tiny_folder):
     checkpoint = SimpleNamespace(family=family, path=Path("2b.safetensors"))
     with pytest.raises(InputError, match=r"VAE scaling factor of 1.15258; .* has 0.7"):
         check_parts(checkpoint, config, {"scaling_factor": 0.7}, tiny_folder)
-    with pytest.raises(InputError, match="snr_shift_scale 3; .* has 1:"):
+    with pytest.raises(InputError, match=r"snr_shift_scale 3; .* has 1:"):
         check_parts(checkpoint, config, {"scaling_factor": 1.15258426}, tiny_folder)
 
 
