@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import comfy.model_management
 import comfy.model_patcher
 import torch
 from comfy.patcher_extension import WrappersMP
@@ -26,6 +27,7 @@ from ..sixbit_core.report import RunReport
 from ..sixbit_core.run import RunState, run_block
 from . import schedule
 from .linear import QuantizedLinear
+from .status import status_line
 
 KEY = "sixbit"
 RUN = "sixbit_run"
@@ -144,6 +146,7 @@ def outer_sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
     state = RunState(layout, settings.dmpq, settings.cache, settings.predictor)
     if state.note:
         logging.info(f"6Bit: {state.note}")
+    logging.info(_status(guider, state, args[0]))
     last_sigma = float(sigmas[-2]) if len(sigmas) > 1 else float(sigmas[-1])
     options["transformer_options"][RUN] = ActiveRun(state, last_sigma)
     guider.model_options = options
@@ -156,6 +159,24 @@ def outer_sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
         state.close()
         options["transformer_options"].pop(RUN, None)
         guider.model_options = original
+
+
+def _status(guider: Any, state: RunState, noise: torch.Tensor) -> str:
+    """The line that says what the coming run will take."""
+    patcher = guider.model_patcher
+    network = patcher.model.diffusion_model
+    patch = network.patch_size**2 * (network.patch_size_t or 1)
+    return status_line(
+        None if state.dmpq is None else state.dmpq.router,
+        state.cache,
+        noise.shape[-3:].numel() // patch,
+        network.dim,
+        state.layout.blocks,
+        noise.shape[0] * (1 if getattr(guider, "cfg", 0) == 1 else 2),
+        patcher.model.get_dtype_inference(),
+        patcher.model_size(),
+        comfy.model_management.get_free_memory(patcher.load_device),
+    )
 
 
 def diffusion_model(executor: Any, *args: Any, **kwargs: Any) -> Any:

@@ -42,5 +42,6 @@ def test_every_broken_seam_is_noticed(found: dict) -> None:
 
 def test_an_unknown_host_gets_a_plain_model_and_one_line(found: dict) -> None:
     unknown = found["unknown"]
-    assert unknown["kind"] == "CogVideoX" and unknown["types"] == ["torch.bfloat16"] and unknown["untouched"]
+    assert unknown["kind"] == "CogVideoX" and unknown["untouched"]
+    assert unknown["types"] in (["torch.bfloat16"], ["torch.float32"])  # the host chooses by its device
     assert "comfy.ops.cast_bias_weight takes no dtype, bias_dtype, offloadable" in unknown["said"][0]

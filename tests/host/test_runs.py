@@ -8,6 +8,7 @@ from host_cases import VARIANTS, make_transformer
 CHECKS = {
     "off_is_bit_equal": True,
     "skips_happen_and_repeat": True,
+    "what_will_run_is_said_before": True,
     "runs_of_other_sizes_do_not_disturb": True,
     "joint_split_and_reordered_calls_agree": [],
     "batches_agree_with_single_clips": True,

@@ -102,6 +102,19 @@ def skips_happen_and_repeat() -> bool:
 
 
 @check
+def what_will_run_is_said_before() -> bool:
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger().addHandler(handler)
+    logging.getLogger().setLevel(logging.INFO)
+    sample(cached(load()))
+    logging.getLogger().removeHandler(handler)
+    said = [line for line in lines if line.startswith("6Bit: activations as they come; weights ")]
+    return len(said) == 1 and "; delta cache up to " in said[0] and " free; Kernels: " in said[0]
+
+
+@check
 def runs_of_other_sizes_do_not_disturb() -> bool:
     fast = cached(load())
     first = sample(fast)
