@@ -18,11 +18,11 @@ from .errors import InputError
 from .facts import ModelFacts, check_clip, check_sampling, check_text_to_video, read_facts
 from .files import check_target, write_json
 from .intervals import bootstrap_mean, wilson
-from .machine import Machine, find_machine, versions
+from .machine import Machine, find_machine, reset_peak_memory, versions
 from .pipeline import LoadedModel, load_model
 from .prompts import Prompt, read_prompts
 from .report import compare_clips, make_report, status_line
-from .rows import Row, RowStore, Shard, mine, own_program, run_workers
+from .rows import Row, RowStore, Shard, digest, mine, own_program, run_workers
 from .sample import ClipSpec, sample_frames
 from .settings import Choice, RunSettings, settle
 
@@ -115,10 +115,11 @@ def evaluate_clip(
     begin = time.perf_counter()
     embeds = model.encode(clip.prompt, clip.negative, clip.guided)
     encoded = time.perf_counter()
+    reset_peak_memory(machine.device)
     frames, run = sample_frames(model, settings, clip, embeds)
     total = time.perf_counter() - begin
     seconds = {
-        "load": model.seconds,
+        "load": model.load_seconds(settings.weights),
         "text": encoded - begin,
         "sample": run.seconds,
         "decode": total - run.seconds - (encoded - begin),
@@ -184,8 +185,12 @@ def _prepare(request: EvaluateRequest) -> _Work:
         "fingerprint": facts.checkpoint.fingerprint,
         "settings": settings.label(),
         "choice": {name: str(value) for name, value in vars(request.choice).items()},
-        "clips": [repr(clip) for _, clip in clips.values()],
+        "predictor": None if settings.predictor is None else digest(settings.predictor.to_json()),
+        "clips": len(clips),
+        "captions": digest(*map(repr, clips.values())),
         "against_full": request.against_full,
+        "machine": f"{machine.device.type}: {machine.name}",
+        "versions": versions(),
     }
     return _Work(machine, facts, settings, clips, RowStore(request.out, what, request.shard))
 

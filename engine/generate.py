@@ -13,12 +13,14 @@ from .errors import InputError
 from .facts import ModelFacts, check_clip, check_sampling, read_facts
 from .files import check_target, make_folder, write_json
 from .machine import find_machine, reset_peak_memory
-from .pipeline import load_model
+from .pipeline import LoadedModel, TextEmbeds, load_model
 from .report import compare_clips, done_line, make_report, status_line
 from .sample import ClipSpec, Sampled, sample
 from .settings import Choice, RunSettings, settle
 from .transformer import FULL
 from .video import find_codec, read_image, write_mp4, write_sheet
+
+RESULTS = ("report.json", "side_by_side.png", "run.png", "clip.mp4")
 
 
 @dataclass(frozen=True)
@@ -91,12 +93,13 @@ def generate(
     text_begin = time.perf_counter()
     embeds = model.encode(clip.prompt, clip.negative, clip.guided)
     text_seconds = time.perf_counter() - text_begin
-    full = None
+    full, full_seconds, aside = None, None, 0.0  # what took time for the comparison alone
     if request.compare:
-        plain = sample(model, None, clip, embeds, lambda done, of: progress("full precision", done, of))
-        full = model.decode(plain.latents, clip.frames)
+        full, full_seconds = _sample_full(model, clip, embeds, progress)
+        aside = full_seconds["sample"] + full_seconds["decode"]
         if settings.weights != FULL:
             model.drop(FULL)
+            aside += model.build_seconds[FULL]
         model.use(settings.weights)
     reset_peak_memory(machine.device)
     for line in filter(None, (settings.note, status_line(model, settings, machine, clip))):
@@ -106,16 +109,32 @@ def generate(
     frames = model.decode(run.latents, clip.frames)
     end = time.perf_counter()
     seconds = {
-        "load": model.seconds,
+        "load": model.load_seconds(settings.weights),
         "text": text_seconds,
         "sample": run.seconds,
         "decode": end - decode_begin,
-        "total": end - begin,
+        "total": end - begin - aside,
     }
     report = make_report(model, settings, machine, clip, run, seconds, request.command)
+    report["seconds_full_precision"] = full_seconds
     report |= {} if full is None else compare_clips(frames, full)
     files = write_results(request, out, report, facts.fps, settings, (frames, full), run)
     return GenerateResult(frames, report, files, done_line(report, out))
+
+
+def _sample_full(
+    model: LoadedModel, clip: ClipSpec, embeds: TextEmbeds, progress: Callable[[str, int, int], None]
+) -> tuple[np.ndarray, dict[str, float]]:
+    """The clip in full precision, and the seconds that went into it."""
+    run = sample(model, None, clip, embeds, lambda done, of: progress("full precision", done, of))
+    begin = time.perf_counter()
+    frames = model.decode(run.latents, clip.frames)
+    seconds = {
+        "load": model.load_seconds(FULL),
+        "sample": run.seconds,
+        "decode": time.perf_counter() - begin,
+    }
+    return frames, {name: round(value, 4) for name, value in seconds.items()}
 
 
 def check_request(request: GenerateRequest, facts: ModelFacts) -> ClipSpec:
@@ -147,6 +166,8 @@ def write_results(
 ) -> tuple[Path, ...]:
     """Write clip, sheet, picture and report; the report last, so that it stands only beside its clip."""
     frames, full = clips
+    for name in RESULTS:  # of a run before this one
+        (out / name).unlink(missing_ok=True)
     files = [out / "clip.mp4"]
     write_mp4(files[0], frames, fps)
     if full is not None:

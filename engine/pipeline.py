@@ -54,7 +54,8 @@ class LoadedModel:
         device, dtype: where and in what it computes.
         pipeline: the diffusers pipeline; `use` puts a transformer into it.
         layout: shapes of the block linears.
-        seconds: spent loading.
+        parts_seconds: spent loading everything but transformers.
+        build_seconds: spent on each transformer, by its weights.
     """
 
     facts: ModelFacts
@@ -62,17 +63,22 @@ class LoadedModel:
     dtype: torch.dtype
     pipeline: CogVideoXPipeline | CogVideoXImageToVideoPipeline
     layout: BlockLayout
-    seconds: float = 0.0
+    parts_seconds: float = 0.0
     transformers: dict[str, torch.nn.Module] = field(default_factory=dict)
+    build_seconds: dict[str, float] = field(default_factory=dict)
 
     def use(self, weights: str) -> torch.nn.Module:
         """The transformer with `weights` ("full", "search", "rtn"), loaded once, put into the pipeline."""
         if weights not in self.transformers:
             start = time.perf_counter()
             self.transformers[weights] = build_transformer(self.facts, weights, self.device, self.dtype)
-            self.seconds += time.perf_counter() - start
+            self.build_seconds[weights] = time.perf_counter() - start
         self.pipeline.register_modules(transformer=self.transformers[weights])
         return self.transformers[weights]
+
+    def load_seconds(self, weights: str) -> float:
+        """Seconds that loading takes where only these weights are wanted."""
+        return self.parts_seconds + self.build_seconds[weights]
 
     def drop(self, weights: str) -> None:
         """Free a transformer that will not be used again."""
@@ -141,6 +147,7 @@ def load_model(
     dtype = dtype or compute_dtype(facts.family, machine)
     check_dtype(facts.family, dtype)
     transformer = build_transformer(facts, weights, machine.device, dtype)
+    built = time.perf_counter() - start
     kind = _ImageToVideo if facts.needs_image else _TextToVideo
     options = {"torch_dtype": dtype, "use_safetensors": True, "local_files_only": True}
     try:
@@ -152,8 +159,9 @@ def load_model(
     parts.scheduler = ddim_trailing(parts.scheduler.config)
     parts.set_progress_bar_config(disable=True)
     parts.vae.to(machine.device)
-    seconds = time.perf_counter() - start
-    return LoadedModel(facts, machine.device, dtype, parts, facts.layout, seconds, {weights: transformer})
+    rest = time.perf_counter() - start - built
+    transformers, seconds = {weights: transformer}, {weights: built}
+    return LoadedModel(facts, machine.device, dtype, parts, facts.layout, rest, transformers, seconds)
 
 
 def first_frame(image: Image.Image, size: tuple[int, int]) -> Image.Image:

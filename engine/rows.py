@@ -4,6 +4,7 @@ Beside FILE stand `FILE.partial` (or `FILE.partial-I` of process I): JSON lines,
 measured, each other one row with its key. They go when FILE is written.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -45,15 +46,19 @@ class RowStore:
         """Read what any process has finished."""
         for file in self.partials():
             lines = [line for line in file.read_text(encoding="utf-8").split("\n") if line]
+            if not lines or _parsed(lines[0]) is None:  # cut short before there was a row, or being begun
+                if file == self._own:
+                    file.unlink()
+                continue
             entries = [entry for entry in map(_parsed, lines) if entry is not None]
-            if entries and entries[0] != self._what:
+            if entries[0] != self._what:
                 raise InputError(f"{file} is of another measurement; delete it or choose another --out")
             self.rows.update({entry["key"]: entry["row"] for entry in entries[1:]})
 
     def add(self, key: str, row: Row) -> None:
         """Keep a row, on disk when this returns."""
         head = [] if self._own.exists() and self._own.stat().st_size else [self._what]
-        with self._own.open("a", encoding="utf-8") as file:
+        with self._own.open("a", encoding="utf-8", newline="\n") as file:
             for entry in (*head, {"key": key, "row": row}):
                 file.write("\n" + json.dumps(entry, allow_nan=False))  # a line cut short ends here
             file.flush()
@@ -69,6 +74,11 @@ class RowStore:
         """Remove the partial files, once the result is written."""
         for file in self.partials():
             file.unlink()
+
+
+def digest(*texts: str) -> str:
+    """A short name for texts too long to keep."""
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
 def mine(keys: Sequence[str], shard: Shard | None) -> list[str]:

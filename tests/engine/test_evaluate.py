@@ -1,11 +1,14 @@
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 from sixbit_diffusion.engine import evaluate as evaluating
 from sixbit_diffusion.engine.cli import main
+from sixbit_diffusion.engine.machine import find_machine
 from sixbit_diffusion.engine.prompts import Prompt, read_prompts
 from sixbit_diffusion.engine.rows import RowStore, mine, run_workers
+from sixbit_diffusion.sixbit_core.predictor import Predictor
 
 
 def evaluate(folder, out, *more) -> int:
@@ -71,6 +74,53 @@ def test_a_row_cut_short_is_measured_again(tmp_path):
     assert again.rows == {"a": {"x": 1}}
     again.add("b", {"x": 2})
     assert RowStore(tmp_path / "r.json", {"what": 1}).rows == {"a": {"x": 1}, "b": {"x": 2}}
+
+
+def test_a_file_cut_in_its_first_line_is_begun_anew(tmp_path):
+    for cut in ("", "\n", '\n{"what'):
+        (tmp_path / "r.json.partial").write_text(cut)
+        RowStore(tmp_path / "r.json", {"what": 1}).add("a", {"x": 1})
+        assert RowStore(tmp_path / "r.json", {"what": 1}).rows == {"a": {"x": 1}}
+        (tmp_path / "r.json.partial").unlink()
+
+
+@pytest.mark.parametrize("changed", ["captions", "versions", "predictor", "machine"])
+def test_rows_of_other_captions_predictor_version_or_machine_are_refused(
+    changed, tiny_folder, tmp_path, monkeypatch
+):
+    class Kept(Exception):
+        pass
+
+    def keep(path, what, shard):
+        assert changed in what
+        raise Kept(json.dumps(what, sort_keys=True))
+
+    monkeypatch.setattr(evaluating, "RowStore", keep)
+    captions = tmp_path / "captions.txt"
+    captions.write_text("a star")
+
+    def key() -> str:
+        request = evaluating.EvaluateRequest(
+            str(tiny_folder), tmp_path / "r.json", prompts=str(captions), device="cpu"
+        )
+        with pytest.raises(Kept) as kept:
+            evaluating.evaluate(request)
+        return str(kept.value)
+
+    before = key()
+    assert key() == before
+    if changed == "captions":
+        captions.write_text("a ring")
+    elif changed == "versions":
+        monkeypatch.setattr(evaluating, "versions", lambda: {"torch": "0"})
+    elif changed == "machine":
+        machine = find_machine("cpu")
+        monkeypatch.setattr(evaluating, "find_machine", lambda _: replace(machine, name="another"))
+    else:
+        whole = evaluating.settle
+        known = Predictor("tiny", "f", {}, {}, {"q": 7.0})
+        monkeypatch.setattr(evaluating, "settle", lambda *a: replace(whole(*a), predictor=known))
+    assert key() != before
 
 
 def test_shards_share_the_work_and_the_rows(tmp_path):

@@ -1,8 +1,12 @@
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import av
 import numpy as np
+import pytest
 from PIL import Image
+from sixbit_diffusion.engine import generate as generating
 from sixbit_diffusion.engine.cli import main
 
 REPORT_KEYS = {
@@ -27,6 +31,9 @@ def test_generate_writes_everything(tiny_folder, tmp_path, capsys):
     assert report == json.loads((tmp_path / "copy.json").read_text())
     assert set(next(iter(REPORT_KEYS)).split()) <= set(report)
     assert set(report["seconds"]) == {"load", "text", "sample", "decode", "total"}
+    spent = report["seconds"]
+    assert spent["total"] == pytest.approx(sum(spent.values()) - spent["total"], abs=1.0)
+    assert set(report["seconds_full_precision"]) == {"load", "sample", "decode"}
     assert report["psnr_db"] > 10 and 0 < report["ssim"] <= 1
     assert report["weight_bytes"] < report["weight_bytes_full_precision"]
     assert report["command"].startswith("sixbit generate --model")
@@ -36,3 +43,39 @@ def test_generate_writes_everything(tiny_folder, tmp_path, capsys):
     for name in ("side_by_side.png", "run.png"):
         assert np.asarray(Image.open(out / name)).std() > 0
     assert not list(out.glob(".*"))
+
+
+def test_the_comparison_is_not_counted(tiny_folder, tmp_path, monkeypatch):
+    """Full precision takes 30 s here, by a clock of its own, and the 6-bit clip has none of them."""
+    now, real = [0.0], generating.sample
+
+    def slow(model, settings, *more):
+        made = real(model, settings, *more)
+        now[0] += 30.0 if settings is None else 2.0
+        return replace(made, seconds=30.0 if settings is None else 2.0)
+
+    monkeypatch.setattr(generating, "sample", slow)
+    monkeypatch.setattr(generating, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    request = generating.GenerateRequest(
+        str(tiny_folder), "a star", tmp_path / "out", steps=2, compare=True, device="cpu"
+    )
+    report = generating.generate(request).report
+    assert report["seconds"]["sample"] == 2 and report["seconds_full_precision"]["sample"] == 30
+    assert report["seconds"]["total"] < 3
+
+
+def test_nothing_of_an_earlier_run_stays_when_writing_fails(tiny_folder, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("report.json", "side_by_side.png", "run.png", "clip.mp4"):
+        (out / name).write_text("of the run before")
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(generating, "draw_run", fail)
+    request = generating.GenerateRequest(str(tiny_folder), "a star", out, steps=2, device="cpu")
+    with pytest.raises(OSError, match="disk full"):
+        generating.generate(request)
+    assert [file.name for file in out.iterdir()] == ["clip.mp4"]
+    assert (out / "clip.mp4").read_bytes() != b"of the run before"
