@@ -18,7 +18,7 @@ from sixbit_diffusion.engine.machine import Machine, find_machine, versions
 from sixbit_diffusion.engine.pipeline import LoadedModel, load_model
 from sixbit_diffusion.engine.prompts import HELD_OUT_SEED, Prompt
 from sixbit_diffusion.engine.report import compare_clips
-from sixbit_diffusion.engine.rows import Row, RowStore, mine, run_workers
+from sixbit_diffusion.engine.rows import Row, RowStore, digest, mine, run_workers
 from sixbit_diffusion.engine.sample import ClipSpec, sample, sample_frames
 from sixbit_diffusion.engine.settings import Choice, RunSettings, settle
 from sixbit_diffusion.engine.trajectory import record, trajectory_error
@@ -26,7 +26,7 @@ from sixbit_diffusion.engine.transformer import build_transformer, full_precisio
 from sixbit_diffusion.reference.world import sample_prompts, sample_scenes
 
 REPORTED = ("average_activation_bits", "effective_activation_bits", "skipped_fraction")
-BALANCED = Choice(preset="balanced")
+BALANCED = Choice(precision="dmpq", preset="balanced")
 ROUTED = {name: replace(BALANCED, router=name) for name in ("gamma", "static", "static-time", "random")}
 UNSKIPPED = {name: replace(choice, cache="off") for name, choice in {"dmpq": BALANCED, **ROUTED}.items()}
 FIXED = {name: Choice(precision=name, cache="off") for name in ("w4a16", "w4a8", "w4a4")}
@@ -41,9 +41,12 @@ class Bench:
     facts: ModelFacts
     model: LoadedModel | None
 
-    def settings(self, choice: Choice) -> RunSettings:
-        """Settings of a choice, with the predictor that was given."""
-        return settle(replace(choice, predictor=self.given.predictor), self.facts)
+    def settings(self, choice: Choice, number: int) -> RunSettings:
+        """Settings of a choice for a prompt: with the predictor that was given, what is random drawn anew."""
+        found = settle(_with_predictor(choice, self.given), self.facts, self.machine)
+        dmpq = None if found.dmpq is None else replace(found.dmpq, seed=found.dmpq.seed + number)
+        cache = None if found.cache is None else replace(found.cache, seed=found.cache.seed + number)
+        return replace(found, dmpq=dmpq, cache=cache)
 
     def clip(self, prompt: Prompt, number: int) -> ClipSpec:
         """What to sample for a prompt."""
@@ -75,11 +78,18 @@ def run_part(given: Namespace, program: Sequence[str], command: str) -> None:
     count = given.prompts or part.prompts
     facts, machine = read_facts(given.model), find_machine(given.device)
     shard = None if given.shard is None else tuple(int(n) for n in given.shard.split("/"))
+    predictor = settle(_with_predictor(BALANCED, given), facts, machine).predictor
+    prompts = [Prompt(scene.caption, scene) for scene in sample_prompts(count, HELD_OUT_SEED)]
     what = {
         "part": given.part,
+        "choices": digest(repr((UNSKIPPED, FIXED, SKIPS, TRAJECTORIES))),
         "fingerprint": facts.checkpoint.fingerprint,
+        "predictor": None if predictor is None else digest(predictor.to_json()),
+        "captions": digest(*(prompt.text for prompt in prompts)),
+        "count": count,
         "steps": given.steps,
-        "device": machine.device.type,
+        "machine": f"{machine.device.type}: {machine.name}",
+        "versions": versions(),
     }
     store = RowStore(given.out.with_name(f"{given.out.stem}-{given.part}.json"), what, shard)
     keys = [str(number) for number in range(count)]
@@ -94,7 +104,6 @@ def run_part(given: Namespace, program: Sequence[str], command: str) -> None:
     elif left:
         model = load_model(given.model, None, "search", machine, facts=facts) if part.loads else None
         bench = Bench(given, machine, facts, model)
-        prompts = [Prompt(scene.caption, scene) for scene in sample_prompts(count, HELD_OUT_SEED)]
         for key in left:
             store.add(key, part.measure(bench, prompts[int(key)], int(key)))
             watch()
@@ -107,7 +116,6 @@ def run_part(given: Namespace, program: Sequence[str], command: str) -> None:
             "date": datetime.date.today().isoformat(),
         }
         bars, summary = part.conclude(rows)
-        predictor = settle(replace(BALANCED, predictor=given.predictor), facts).predictor
         if predictor is not None:
             summary["predictor"] = predictor.summary()
         _write(given.out, given.part, (bars, summary), rows, how)
@@ -134,9 +142,22 @@ def _write(out: Path, name: str, concluded: tuple[dict[str, float], Row], rows: 
     print(f"\n{json.dumps({'bars': new_bars, 'summary': summary}, indent=1)}")
 
 
-def _run(bench: Bench, choice: Choice, clip: ClipSpec, full: np.ndarray | None) -> tuple[np.ndarray, Row]:
+def _with_predictor(choice: Choice, given: Namespace) -> Choice:
+    """The choice, with the predictor that was given where it has a use for one."""
+    takes = choice.precision in ("dmpq", "w4a8", "w4a4")
+    return replace(choice, predictor=given.predictor) if takes else choice
+
+
+def _same(settings: RunSettings) -> str:
+    """Equal for settings that give the same clip."""
+    return repr((settings.precision == "full", settings.dmpq, settings.cache, settings.weights))
+
+
+def _run(
+    bench: Bench, settings: RunSettings, clip: ClipSpec, full: np.ndarray | None
+) -> tuple[np.ndarray, Row]:
     """Frames of a configuration, and its bits, skips, seconds and closeness to `full`."""
-    frames, run = sample_frames(bench.model, bench.settings(choice), clip)
+    frames, run = sample_frames(bench.model, settings, clip)
     row = {name: getattr(run.report, name) for name in REPORTED}
     row |= {"router": run.report.router, "seconds": round(run.seconds, 3)}
     return frames, row | ({} if full is None else compare_clips(frames, full))
@@ -148,9 +169,10 @@ def _clips(choices: dict[str, Choice]) -> Callable[[Bench, Prompt, int], Row]:
     def measure(bench: Bench, prompt: Prompt, number: int) -> Row:
         clip = bench.clip(prompt, number)
         full = sample_frames(bench.model, None, clip)[0]
-        return {"prompt": prompt.text} | {
-            name: _run(bench, choice, clip, full)[1] for name, choice in choices.items()
-        }
+        settings = {name: bench.settings(choice, number) for name, choice in choices.items()}
+        unlike = {_same(one): one for one in settings.values()}
+        made = {key: _run(bench, one, clip, full)[1] for key, one in unlike.items()}
+        return {"prompt": prompt.text} | {name: made[_same(one)] for name, one in settings.items()}
 
     return measure
 
@@ -173,7 +195,7 @@ def _paired(rows: Sequence[Row], a: str, b: str, what: str = "psnr_db") -> Row:
 def _accuracy(bench: Bench, prompt: Prompt, number: int) -> Row:
     clip = bench.clip(prompt, number)
     full = sample_frames(bench.model, None, clip)[0]
-    frames, row = _run(bench, BALANCED, clip, full)
+    frames, row = _run(bench, bench.settings(BALANCED, number), clip, full)
     return {
         "prompt": prompt.text,
         "full": score_frames(prompt, full),
@@ -223,7 +245,12 @@ def _conclude_vae(rows: Sequence[Row]) -> tuple[dict[str, float], Row]:
 def _weights(bench: Bench, prompt: Prompt, number: int) -> Row:
     held = weight_bytes(build_transformer(bench.facts, "search", torch.device("cpu"), torch.bfloat16))
     full = full_precision_bytes(bench.facts)
-    return {"weight_bytes": held, "weight_bytes_full_precision": full, "ratio": full / held}
+    return {
+        "dtype": "bfloat16",  # of all that is not NVFP4, in the numerator of everything
+        "weight_bytes": held,
+        "weight_bytes_full_precision": full,
+        "ratio": full / held,
+    }
 
 
 def _conclude_dmpq(rows: Sequence[Row]) -> tuple[dict[str, float], Row]:
@@ -245,11 +272,11 @@ SKIPS = {
 
 def _conclude_skip(rows: Sequence[Row]) -> tuple[dict[str, float], Row]:
     summary = _means(rows, tuple(SKIPS), ("psnr_db", *REPORTED))
-    cost = _paired(rows, "dmpq+tdc+pdr", "dmpq")
-    summary |= {"skipping - dmpq": cost, "skipping - w4a8": _paired(rows, "dmpq+tdc+pdr", "w4a8")}
+    against = _paired(rows, "dmpq+tdc+pdr", "w4a8")
+    summary |= {"skipping - w4a8": against, "skipping - dmpq": _paired(rows, "dmpq+tdc+pdr", "dmpq")}
     summary["pdr on - off"] = _paired(rows, "dmpq+tdc+pdr", "dmpq+tdc")
     bars = {
-        "full_vs_w4a8_db": cost["mean"],
+        "full_vs_w4a8_db": against["mean"],
         "full_skipped": summary["dmpq+tdc+pdr"]["skipped_fraction"]["mean"],
         "skip_alone_db": summary["tdc alone"]["psnr_db"]["mean"],
     }
@@ -262,12 +289,18 @@ TRAJECTORIES = {**UNSKIPPED, **FIXED, "w4a16 nearest": FIXED["w4a16"], "dmpq+tdc
 def _trajectory(bench: Bench, prompt: Prompt, number: int) -> Row:
     recording = record(bench.model, bench.clip(prompt, number))
     row: Row = {"prompt": prompt.text}
+    made: dict[str, Row] = {}
     for name, choice in TRAJECTORIES.items():
-        settings = bench.settings(choice)
+        settings = bench.settings(choice, number)
         if name.endswith("nearest"):
             settings = replace(settings, weights="rtn")
-        error, report = trajectory_error(bench.model, settings, recording)
-        row[name] = {"error": error, "average_activation_bits": report.average_activation_bits}
+        if _same(settings) not in made:
+            error, report = trajectory_error(bench.model, settings, recording)
+            made[_same(settings)] = {
+                "error": error,
+                "average_activation_bits": report.average_activation_bits,
+            }
+        row[name] = made[_same(settings)]
     return row
 
 
@@ -281,7 +314,7 @@ def _conclude_trajectory(rows: Sequence[Row]) -> tuple[dict[str, float], Row]:
 
 
 def _repeat(bench: Bench, prompt: Prompt, number: int) -> Row:
-    clip, settings = bench.clip(prompt, number), bench.settings(BALANCED)
+    clip, settings = bench.clip(prompt, number), bench.settings(BALANCED, number)
     first, second = (sample(bench.model, settings, clip) for _ in range(2))
     return {"equal": torch.equal(first.latents, second.latents) and first.report == second.report}
 

@@ -57,6 +57,7 @@ class DeltaCacheConfig:
         start, end: part of sampling, as fractions of it, in which skipping is allowed.
         location: one of `CACHE_LOCATIONS`.
         policy: name in `skip.SKIP_POLICIES`.
+        seed: of the "random" policy.
     """
 
     threshold: float = 0.15
@@ -65,6 +66,7 @@ class DeltaCacheConfig:
     end: float = 1.0
     location: str = "auto"
     policy: str = "error-budget"
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if not self.threshold >= 0:

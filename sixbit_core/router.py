@@ -107,9 +107,9 @@ def by_gamma(place: Place, tables: RouterTables) -> str:
     """DMPQ: the predicted error of the block's change one evaluation earlier."""
     if place.gamma is None:
         return "int8"
-    fit = tables.fit(place)
-    line = fit.paper if tables.config.error == "paper" and fit.paper is not None else fit.excess
-    return "int8" if line.at(place.gamma) > tables.theta else "nvfp4"
+    fit, theta = tables.fit(place), tables.theta  # θ first: it sees to it that the paper's lines are there
+    line = fit.paper if tables.config.error == "paper" else fit.excess
+    return "int8" if line.at(place.gamma) > theta else "nvfp4"
 
 
 @router("static")

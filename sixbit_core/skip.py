@@ -48,7 +48,8 @@ def within_budget(seen: Observation, config: DeltaCacheConfig) -> bool:
 @skip_policy("random")
 def at_random(seen: Observation, config: DeltaCacheConfig) -> bool:
     """Skip with probability `threshold`, drawn from a hash: what TDC must beat at equal skips."""
-    return _allowed(seen, config) and hashed_unit("skip", seen.evaluation, seen.block) < config.threshold
+    drawn = hashed_unit("skip", config.seed, seen.evaluation, seen.block)
+    return _allowed(seen, config) and drawn < config.threshold
 
 
 def hashed_unit(*parts: object) -> float:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from sixbit_diffusion.sixbit_core.config import DeltaCacheConfig
 from sixbit_diffusion.sixbit_core.skip import SKIP_POLICIES, Observation, hashed_unit
@@ -28,6 +30,8 @@ def test_random_skips_the_asked_share_within_the_limits():
     random = SKIP_POLICIES["random"]
     drawn = [random(Observation(b, t, 0.5, 9.0, 9.0, 0), config) for b in range(40) for t in range(50)]
     assert abs(sum(drawn) / len(drawn) - 0.3) < 0.03
+    other = replace(config, seed=1)
+    assert drawn != [random(Observation(b, t, 0.5, 9.0, 9.0, 0), other) for b in range(40) for t in range(50)]
     assert not any(random(Observation(b, 0, 0.1, 0.0, 0.0, 0), config) for b in range(40))
     assert not any(random(Observation(b, 0, 0.5, 0.0, 0.0, 2), config) for b in range(40))
 
