@@ -4,8 +4,9 @@
     scale[n] = amax_k |w[n, k]| / 127
     q[n, k]  = round_half_even(w[n, k] / scale[n])
 
-One scale per output channel costs almost nothing in accuracy (8.17 % to 8.22 % relative error of the weight,
-simulated) and the cast runs once per call into a buffer that the caller may reuse.
+One scale per output channel costs almost nothing in accuracy: the relative error of a Gaussian weight with
+searched block scales goes from 8.35 to 8.40 % (K = 1920, `tests/kernels/test_cast.py`). The cast runs once
+per call.
 """
 
 from __future__ import annotations

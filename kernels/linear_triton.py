@@ -4,9 +4,9 @@ The weight is converted once per call, never inside the product, which at tens o
 convert it again for every tile of rows. It goes into a new tensor: PyTorch's allocator hands the block of the
 call before out again, safely for every stream, where a buffer of our own would outlive the run.
 
-In `linear_w4a16` the decoder rotates the weight back, in its registers, and x is taken as it comes. Rounded to
-float16, x H overflows (a block of 128 values of 5,900 has a first coefficient of 66,751); the weight does not.
-And it saves a pass over x, which has more rows than the weight.
+In `linear_w4a16` the decoder rotates the weight back, in its registers, and x is taken as it comes. Rounded
+to float16, x H overflows (a block of 128 values of 5,900 has a first coefficient of 66,751) where the weight
+does not. And it saves a pass over x, which has more rows than the weight.
 """
 
 import torch

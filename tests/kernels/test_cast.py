@@ -25,6 +25,16 @@ def test_error_is_half_a_step_and_the_channel_is_filled(make):
     assert (q.abs().amax(dim=1) == 127).all()
 
 
+def test_a_cast_adds_almost_no_error():
+    """Relative error of a Gaussian weight, decoded and cast: the figures of `kernels/cast.py`."""
+    weight = torch.randn(256, 1920, generator=torch.Generator().manual_seed(0))
+    quantized = quantize_nvfp4(weight, "search")
+    q, scale = cast_nvfp4_to_int8(*quantized)
+    decoded, cast = ((w - weight).norm() / weight.norm() for w in (dequantize_nvfp4(*quantized), q * scale))
+    assert float(decoded) == pytest.approx(0.0835, abs=1e-4)
+    assert float(cast) == pytest.approx(0.0840, abs=1e-4)
+
+
 def test_zero_and_not_finite_channels(device, run_both, assert_same, make):
     data, scale, global_scale = quantize_nvfp4(make(4, 32, device=device), per_row=True)
     data[0] = 0
