@@ -12,6 +12,7 @@ FORBIDDEN = {
     "kernels": {"sixbit_core", "nodes"} | ENGINE | COMFY,
     "sixbit_core": {"nodes", "triton"} | ENGINE | COMFY,
     "engine": {"nodes", "triton"} | COMFY,
+    "nodes": {"triton"} | ENGINE,
     "reference": {"nodes", "triton", "kernels"} | COMFY,
 }
 
