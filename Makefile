@@ -1,12 +1,16 @@
 # `make test` and `make demo` set everything up on a bare machine with Python 3.10-3.13.
 #
-#   TORCH=existing   use the torch that `python3` already has (a CUDA build, say) instead of installing one
+#   TORCH=existing   use the torch that `python3` already has (a CUDA build, say), in a .venv-existing of its own
 #   PYTHON=python3.12  another interpreter
 PYTHON ?= python3
 TORCH ?= install
+ifeq ($(TORCH),existing)
+VENV ?= .venv-existing
+else
 VENV ?= .venv
+endif
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.ready-$(TORCH)
+STAMP := $(VENV)/.ready
 
 .PHONY: setup test demo lint gpu clean
 setup: $(STAMP)
@@ -37,4 +41,4 @@ demo: setup
 		--prompt "a red star moves right on a white background" --out out/demo
 
 clean:
-	rm -rf $(VENV) out build dist *.egg-info
+	rm -rf .venv .venv-existing out build dist *.egg-info

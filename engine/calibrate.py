@@ -15,9 +15,9 @@ from ..sixbit_core.config import PRESETS, DMPQConfig
 from ..sixbit_core.predictor import Predictor
 from .attach import block_linears
 from .errors import InputError
-from .facts import check_clip, check_sampling, check_text_to_video, read_facts
+from .facts import ModelFacts, check_clip, check_sampling, check_text_to_video, read_facts
 from .files import check_target
-from .machine import find_machine
+from .machine import find_machine, synchronize
 from .pipeline import LoadedModel, TextEmbeds, load_model
 from .prompts import read_prompts
 from .sample import ClipSpec, sample, sample_under
@@ -27,6 +27,7 @@ from .transformer import FULL
 DEFAULT_PROMPTS = 4
 THETA_CLIPS = 2  # captions that each threshold is tried on: whole runs, so on a large model the longest part
 RUNS_PER_THETA = 5  # of at most 8, for the forecast
+MEASURING = 1.5  # times of a clip that is measured beside one that is only run
 MIN_STEPS = 4  # three evaluations with a Γ before them make a line
 
 OnProgress = Callable[[str, int, int], None]
@@ -68,14 +69,14 @@ def calibrate(
         InputError: for what cannot be carried out, before weights load.
     """
     machine = find_machine(request.device)
-    specs = _specs(request)
-    facts = read_facts(request.model, request.pipeline)
+    facts, specs = _checked(request)
     model = load_model(request.model, request.pipeline, "search", machine, facts=facts)
     clips = _Clips(specs, tuple(model.encode(c.prompt, c.negative, c.guided) for c in specs))
     paper = not facts.checkpoint.is_quantized
     errors = ("excess", "paper") if paper else ("excess",)
-    say(_forecast(model, clips, len(request.bits) * 2 * len(errors)))
-    records = record_errors(model, clips, full_weights(model) if paper else None, progress)
+    thresholds = len(request.bits) * 2 * len(errors)
+    say(_forecast(model, clips, thresholds))
+    records = record_errors(model, clips, full_weights(model) if paper else None, progress, say)
     clip = specs[0]
     how = {
         "steps": clip.steps,
@@ -93,7 +94,7 @@ def calibrate(
         raise InputError(str(error)) from error
     if paper:
         model.drop(FULL)
-    run_once = _run_once(model, clips, predictor, progress)
+    run_once = _run_once(model, clips, predictor, _solving_clips(clips, thresholds), progress, say)
     solved = solve_thetas(predictor, records, run_once, request.bits, errors)
     solved.save(request.out)
     found, size = solved.summary(), f"{clip.size[0]}x{clip.size[1]}"
@@ -104,7 +105,11 @@ def calibrate(
 
 
 def record_errors(
-    model: LoadedModel, clips: _Clips, full_weight: FullWeight | None, progress: OnProgress
+    model: LoadedModel,
+    clips: _Clips,
+    full_weight: FullWeight | None,
+    progress: OnProgress,
+    say: Callable[[str], None] = lambda _: None,
 ) -> list[LinearRecord]:
     """Γ and errors of every linear in W4A8 runs, one a clip."""
     records: list[LinearRecord] = []
@@ -117,6 +122,7 @@ def record_errors(
         run = CalibrationRun(model.layout, full_weight)
         sample_under(model, run, "search", clip, embeds, on_step)
         records += run.records
+        say(f"measured: clip {number + 1} of {len(clips.specs)}")
     return records
 
 
@@ -127,7 +133,8 @@ def full_weights(model: LoadedModel) -> FullWeight:
     return lambda block, kind: linears[block][kind].weight
 
 
-def _specs(request: CalibrateRequest) -> tuple[ClipSpec, ...]:
+def _checked(request: CalibrateRequest) -> tuple[ModelFacts, tuple[ClipSpec, ...]]:
+    """The model and the clips that a request asks for."""
     check_sampling(request.steps, request.cfg, request.seed)
     if request.steps < MIN_STEPS:
         raise InputError(f"--steps must be {MIN_STEPS} or more to calibrate, got {request.steps}")
@@ -140,51 +147,63 @@ def _specs(request: CalibrateRequest) -> tuple[ClipSpec, ...]:
     check_text_to_video(facts, "calibrate")
     check_clip(facts, size, frames, None)
     check_target(request.out, "--out")
-    return tuple(
+    return facts, tuple(
         ClipSpec(prompt.text, size, frames, "", request.steps, request.cfg, request.seed + number)
         for number, prompt in enumerate(prompts)
     )
 
 
 def _run_once(
-    model: LoadedModel, clips: _Clips, predictor: Predictor, progress: OnProgress
+    model: LoadedModel,
+    clips: _Clips,
+    predictor: Predictor,
+    expected: int,
+    progress: OnProgress,
+    say: Callable[[str], None],
 ) -> Callable[[DMPQConfig, bool], float]:
-    """Whole runs at a trial threshold: their mean average bits."""
-    tried = 0
+    """Whole runs at a trial threshold, about `expected` in all: their mean average bits."""
+    done = 0
 
     def run_once(config: DMPQConfig, cache_on: bool) -> float:
-        nonlocal tried
-        tried += 1
+        nonlocal done
         preset = PRESETS["paper" if config.error == "paper" else "balanced"]
         dmpq = replace(config, outlier_limit=preset.dmpq.outlier_limit)
         cache = preset.cache if cache_on else None
         settings = RunSettings("dmpq", dmpq, cache, predictor, "search")
         pairs = list(zip(clips.specs, clips.embeds, strict=True))[:THETA_CLIPS]
-        bits = [
-            sample(model, settings, clip, embeds).report.average_activation_bits for clip, embeds in pairs
-        ]
-        progress("solve thresholds", tried, tried + 1)
+        bits = []
+        for clip, embeds in pairs:
+            bits.append(sample(model, settings, clip, embeds).report.average_activation_bits)
+            done += 1
+            progress("solve thresholds", done, max(expected, done + 1))
+            say(f"solving for {config.bits:g} bits: clip {done} of about {max(expected, done)}")
         return sum(bits) / len(bits)
 
     return run_once
 
 
+def _solving_clips(clips: _Clips, thresholds: int) -> int:
+    """About how many clips it takes to solve that many thresholds."""
+    return thresholds * RUNS_PER_THETA * min(THETA_CLIPS, len(clips.specs))
+
+
 def _forecast(model: LoadedModel, clips: _Clips, thresholds: int) -> str:
-    """How long it will take, from two steps of the real thing."""
-    short = replace(clips.specs[0], steps=2)
+    """How long it will take, from one step of the real thing after one that pays for compiling."""
+    done: list[float] = []
+
+    def on_step(step: int, of: int) -> None:
+        synchronize(model.device)
+        done.append(time.perf_counter())
+
     settings = RunSettings("w4a8", DMPQConfig(router="int8"), None, None, "search")
-    seconds = []
-    for _ in range(2):  # the first pays for compiling
-        begin = time.perf_counter()
-        sample(model, settings, short, clips.embeds[0])
-        seconds.append(time.perf_counter() - begin)
-    step = seconds[-1] / short.steps
-    solving = thresholds * RUNS_PER_THETA * min(THETA_CLIPS, len(clips.specs))
-    minutes = (1.5 * len(clips.specs) + solving) * clips.specs[0].steps * step / 60
-    measured = (
-        f"{len(clips.specs)} clips are measured, then about {solving} more solve {thresholds} thresholds"
+    sample(model, settings, replace(clips.specs[0], steps=2), clips.embeds[0], on_step)
+    step = done[1] - done[0]
+    solving = _solving_clips(clips, thresholds)
+    minutes = (MEASURING * len(clips.specs) + solving) * clips.specs[0].steps * step / 60
+    return (
+        f"about {max(1, round(minutes))} min at {step:.2g} s a step: {len(clips.specs)} clips are measured, "
+        f"then about {solving} more solve {thresholds} thresholds"
     )
-    return f"about {max(1, round(minutes))} min: {measured}"
 
 
 def _listed(numbers: Sequence[float]) -> str:

@@ -18,7 +18,7 @@ from ..sixbit_core.checkpoint import CheckpointError
 from ..sixbit_core.config import NATIVE_FP4
 from .errors import InputError
 from .facts import ModelFacts, check_clip, read_facts
-from .machine import Machine, find_machine, versions
+from .machine import Machine, find_machine, spelled_bytes, versions
 from .pipeline import compute_dtype
 from .report import cache_bytes
 from .sample import ClipSpec
@@ -48,7 +48,7 @@ def check(model: str, pipeline: Path | None, choice: Choice, given: Namespace) -
     except InputError as error:
         yield f"missing: {error}"
         machine = find_machine("cpu")
-    yield f"machine: {machine.device.type} ({machine.name}), {_gib(machine.memory_bytes)}"
+    yield f"machine: {machine.device.type} ({machine.name}), {spelled_bytes(machine.memory_bytes)}"
     yield f"path: {machine_path(machine)}"
     try:
         facts = read_facts(model, pipeline)
@@ -104,8 +104,8 @@ def _memory_line(facts: ModelFacts, settings: RunSettings, clip: ClipSpec, machi
         for file in (facts.folder / part).glob("*.safetensors")
     )
     return (
-        f"memory: transformer {_gib(weights)} (16-bit {_gib(full)}), delta cache {_gib(cache)}, "
-        f"text encoder and VAE {_gib(rest)}"
+        f"memory: transformer {spelled_bytes(weights)} (16-bit {spelled_bytes(full)}), "
+        f"delta cache {spelled_bytes(cache)}, text encoder and VAE {spelled_bytes(rest)}"
     )
 
 
@@ -133,7 +133,3 @@ def _said(line: Callable[[], str]) -> str:
         return line()
     except InputError as error:
         return f"missing: {error}"
-
-
-def _gib(count: float) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

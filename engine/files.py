@@ -1,32 +1,19 @@
-"""Results appear whole or not at all: written beside their target, then renamed."""
+"""JSON results, and places for results that are seen to be writable before any long work."""
 
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..sixbit_core.replacing import replacing
 from .errors import InputError
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; it takes `path`'s place when the block ends well."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.stem}.tmp-{os.getpid()}{path.suffix}")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON; NaN and infinities are refused (ValueError)."""
     text = json.dumps(value, indent=1, allow_nan=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.write_text(text + "\n", encoding="utf-8", newline="\n")
 
 
 def check_target(path: Path, flag: str) -> None:

@@ -15,7 +15,7 @@ from .files import check_target, make_folder, write_json
 from .machine import find_machine, reset_peak_memory
 from .pipeline import LoadedModel, TextEmbeds, load_model
 from .report import compare_clips, done_line, make_report, status_line
-from .sample import ClipSpec, Sampled, sample
+from .sample import ClipSpec, Sampled, place_cache, sample
 from .settings import Choice, RunSettings, settle
 from .transformer import FULL
 from .video import find_codec, read_image, write_mp4, write_sheet
@@ -102,6 +102,7 @@ def generate(
             aside += model.build_seconds[FULL]
         model.use(settings.weights)
     reset_peak_memory(machine.device)
+    settings = place_cache(model, settings, clip)
     for line in filter(None, (settings.note, status_line(model, settings, machine, clip))):
         say(line)
     run = sample(model, settings, clip, embeds, lambda done, of: progress(settings.precision, done, of))

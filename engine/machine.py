@@ -75,6 +75,19 @@ def peak_memory_bytes(device: torch.device) -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def free_bytes(device: torch.device) -> int | None:
+    """What a GPU could still give, torch's own reserve included; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + reserve
+
+
+def spelled_bytes(count: float) -> str:
+    """A number of bytes as people read it."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
 def synchronize(device: torch.device) -> None:
     """Wait for the device, so that a clock reads what was really done."""
     if device.type == "cuda":

@@ -7,12 +7,11 @@ import numpy as np
 import torch
 
 from ..kernels import backend_line
-from ..sixbit_core.delta_cache import bytes_needed
 from .facts import ModelFacts
-from .machine import Machine, peak_memory_bytes, versions
+from .machine import Machine, peak_memory_bytes, spelled_bytes, versions
 from .metrics import psnr, ssim
 from .pipeline import LoadedModel
-from .sample import ClipSpec, Sampled
+from .sample import ClipSpec, Sampled, cache_size
 from .settings import RunSettings
 from .transformer import full_precision_bytes, weight_bytes
 
@@ -70,18 +69,16 @@ def status_line(model: LoadedModel, settings: RunSettings, machine: Machine, cli
     """What this machine is about to do: device, kernels, precision, and the bytes it will hold."""
     number = str(model.dtype).removeprefix("torch.")
     words = [f"{model.facts.name} on {machine.device.type} ({machine.name}), {number}: {settings.label()}"]
-    words.append(f"transformer {_size(weight_bytes(model.use(settings.weights)))}")
+    words.append(f"transformer {spelled_bytes(weight_bytes(model.use(settings.weights)))}")
     if settings.cache is not None:
         held = cache_bytes(model.facts, settings, clip, model.dtype)
-        words.append(f"delta cache {_size(held)} ({settings.cache.location})")
+        words.append(f"delta cache {spelled_bytes(held)} ({settings.cache.location})")
     return "; ".join([*words, backend_line()])
 
 
 def cache_bytes(facts: ModelFacts, settings: RunSettings, clip: ClipSpec, dtype: torch.dtype) -> int:
     """Bytes that a full delta cache takes for a clip."""
-    tokens, blocks = facts.tokens(clip.size, clip.frames), facts.config["num_layers"]
-    streams = 2 if clip.guided else 1
-    return bytes_needed(settings.cache.location, tokens, facts.width, blocks, streams, dtype)
+    return cache_size(facts, clip, dtype)(settings.cache.location)
 
 
 def done_line(report: dict[str, Any], out: Path) -> str:
@@ -103,7 +100,3 @@ def done_line(report: dict[str, Any], out: Path) -> str:
     if report["psnr_db"] is not None:
         words.append(f"PSNR {report['psnr_db']:.1f} dB and SSIM {report['ssim']:.3f} against full precision")
     return "; ".join(words)
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

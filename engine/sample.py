@@ -5,17 +5,19 @@ The noise is drawn in float32 on the CPU from the seed, so a CPU and a GPU start
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from PIL import Image
 
+from ..sixbit_core.delta_cache import bytes_needed, resolve_location
 from ..sixbit_core.report import RunReport
 from ..sixbit_core.run import RunState
 from .attach import CONDITIONINGS, attached
+from .facts import ModelFacts
 from .finite import FiniteWatch
-from .machine import synchronize
+from .machine import free_bytes, synchronize
 from .pipeline import LoadedModel, TextEmbeds, first_frame
 from .schedule import plan
 from .settings import RunSettings
@@ -82,8 +84,29 @@ def sample(
         model.use("full")
         latents, seconds = _call(model, clip, embeds, on_step)
         return Sampled(latents, None, seconds)
+    settings = place_cache(model, settings, clip)
     run = RunState(model.layout, settings.dmpq, settings.cache, settings.predictor)
     return sample_under(model, run, settings.weights, clip, embeds, on_step)
+
+
+def place_cache(model: LoadedModel, settings: RunSettings, clip: ClipSpec) -> RunSettings:
+    """Settings with cache location "auto" settled: up to half of what the GPU has free, to leave room to run.
+
+    On a CPU it stays as it is.
+    """
+    free = free_bytes(model.device)
+    if settings.cache is None or free is None:
+        return settings
+    size = cache_size(model.facts, clip, model.dtype)
+    location = resolve_location(settings.cache.location, free // 2, size)
+    return replace(settings, cache=replace(settings.cache, location=location))
+
+
+def cache_size(facts: ModelFacts, clip: ClipSpec, dtype: torch.dtype) -> Callable[[str], int]:
+    """Location -> bytes that a full delta cache takes there for a clip."""
+    tokens, blocks = facts.tokens(clip.size, clip.frames), facts.config["num_layers"]
+    streams = 2 if clip.guided else 1
+    return lambda location: bytes_needed(location, tokens, facts.width, blocks, streams, dtype)
 
 
 def sample_under(

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from ..sixbit_core.replacing import replacing
 from .errors import InputError
-from .files import replacing
 
 CODECS = ("libx264", "libopenh264", "mpeg4")
 PAD, INK, PAPER = 8, (30, 30, 30), (255, 255, 255)

@@ -58,9 +58,17 @@ CODECS: dict[str, Codec] = {
 }
 
 
-def resolve_location(location: str) -> str:
-    """Settle "auto": the GPU for now; a choice by free memory belongs here."""
-    return "gpu" if location == "auto" else location
+def resolve_location(location: str, free: int | None = None, size: Callable[[str], int] | None = None) -> str:
+    """Settle "auto": the first of gpu, gpu-int8, gpu-nvfp4 whose full cache fits, else host.
+
+    Args:
+        location: one of `config.CACHE_LOCATIONS`.
+        free: bytes that the cache may take on the GPU; None where that is not known, which is "gpu".
+        size: location -> bytes of a full cache there (`bytes_needed`); needed with `free`.
+    """
+    if location != "auto" or free is None or size is None:
+        return "gpu" if location == "auto" else location
+    return next((name for name in ("gpu", "gpu-int8", "gpu-nvfp4") if size(name) <= free), "host")
 
 
 def bytes_needed(

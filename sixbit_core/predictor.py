@@ -8,7 +8,6 @@ nine significant digits, so the same calibration gives the same bytes.
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -17,6 +16,7 @@ from statistics import median
 
 from .config import PAPER_OUTLIER_LIMIT, DMPQConfig
 from .layout import BlockLayout
+from .replacing import replacing
 
 FORMAT = "sixbit-predictor"
 VERSION = 1
@@ -148,13 +148,8 @@ class Predictor:
 
     def save(self, path: Path) -> None:
         """Write the file beside `path`, then put it in its place."""
-        path = Path(path)
-        beside = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-        try:
-            beside.write_text(self.to_json(), encoding="utf-8")
-            os.replace(beside, path)
-        finally:
-            beside.unlink(missing_ok=True)
+        with replacing(Path(path)) as beside:
+            beside.write_text(self.to_json(), encoding="utf-8", newline="\n")
 
 
 def theta_key(error: str, cache_on: bool) -> str:

@@ -6,13 +6,13 @@ evaluation, as a line for what ran and as bars with skipped blocks at 0. The col
 told apart by colour-blind eyes and by their lightness. Pillow alone, drawn at twice the nominal size.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
+from .replacing import replacing
 from .report import CODES, RunReport
 
 COLOURS = {"nvfp4": "#56B4E9", "int8": "#D55E00", "bf16": "#0072B2", "skipped": "#F2F2F2"}
@@ -69,13 +69,8 @@ def draw_run(report: RunReport, path: Path) -> None:
     Raises:
         ValueError: if nothing ran.
     """
-    path = Path(path)
-    beside = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    try:
+    with replacing(Path(path)) as beside:
         render_run(report).save(beside, format="PNG")
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def render_run(report: RunReport) -> Image.Image:

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from sixbit_diffusion.sixbit_core.delta_cache import CODECS, DeltaCache, bytes_needed
+from sixbit_diffusion.sixbit_core.delta_cache import CODECS, DeltaCache, bytes_needed, resolve_location
 
 STREAM = ("cond", 0)
 LOCATIONS = sorted(CODECS)
@@ -50,6 +50,16 @@ def test_bytes_of_the_5b_in_bf16():
         for location in ("gpu", "gpu-int8", "gpu-nvfp4")
     }
     assert {k: round(v, 1) for k, v in sizes.items()} == {"gpu": 9.2, "gpu-int8": 4.6, "gpu-nvfp4": 2.6}
+
+
+def test_auto_takes_what_fits():
+    def size(location: str) -> int:
+        return bytes_needed(location, 17776, 3072, 42, 2, torch.bfloat16)
+
+    for free, expected in ((10, "gpu"), (5, "gpu-int8"), (3, "gpu-nvfp4"), (2, "host")):
+        assert resolve_location("auto", free * 10**9, size) == expected
+        assert resolve_location("gpu", free * 10**9, size) == "gpu"
+    assert resolve_location("auto") == "gpu"
 
 
 @pytest.mark.parametrize("location", LOCATIONS)

@@ -17,6 +17,9 @@ def test_a_calibration_is_used_repeats_and_is_refused_elsewhere(tiny_folder, tmp
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     assert calibrate(tiny_folder, first) == 0, capsys.readouterr().err
     said = capsys.readouterr().out
+    lines = said.splitlines()
+    assert " s a step: 1 clips are measured, then about" in lines[0] and lines[1] == "measured: clip 1 of 1"
+    assert lines[2].startswith("solving for 6 bits: clip 1 of about ")
     assert said.startswith("about ") and "first.json: median R²" in said
     assert calibrate(tiny_folder, second) == 0
     assert first.read_bytes() == second.read_bytes()

@@ -46,9 +46,11 @@ def test_rows_summary_and_resuming(tiny_folder, tmp_path, capsys, monkeypatch):
         made.append(given)
         return whole(*given, **more)
 
+    resets = []
+    monkeypatch.setattr(evaluating, "reset_peak_memory", resets.append)
     monkeypatch.setattr(evaluating, "evaluate_clip", goes_on)
     assert evaluate(tiny_folder, out, "--against-full") == 0, capsys.readouterr().err
-    assert len(made) == 4
+    assert len(made) == 4 and len(resets) == 2  # memory is measured anew for each of the two clips left
     result = json.loads(out.read_text())
     assert set(result) == {"machine", "versions", "command", "date", "bars", "summary", "rows"}
     assert [(row["seed"], row["precision"]) for row in result["rows"]] == [(0, "w4a8"), (1, "w4a8")] * 2

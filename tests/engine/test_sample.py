@@ -1,5 +1,6 @@
 import torch
 from diffusers import CogVideoXPipeline
+from sixbit_diffusion.engine import sample as sampling
 from sixbit_diffusion.engine.sample import ClipSpec, sample
 from sixbit_diffusion.engine.settings import Choice, RunSettings, resolve
 from sixbit_diffusion.sixbit_core.config import DeltaCacheConfig
@@ -55,6 +56,13 @@ def test_no_skip_before_start_or_after_end(tiny):
     late = DeltaCacheConfig(threshold=10.0, max_skips=2, start=0.5, end=0.8)
     # progress at each of the six evaluations: 0, 1/6, 2/6, 3/6, 4/6, 5/6
     assert sample(tiny, settings("w4a8", late), CLIP).report.choices["q"][0] == "888--8"
+
+
+def test_auto_is_settled_by_free_memory_and_reported(tiny, monkeypatch):
+    chosen = settings("w4a8", EAGER)
+    for free, location in ((None, "auto"), (10**9, "gpu"), (0, "host")):
+        monkeypatch.setattr(sampling, "free_bytes", lambda _, free=free: free)
+        assert sample(tiny, chosen, CLIP).report.cache["location"] == location
 
 
 def test_second_run_equals_first(tiny):
