@@ -9,14 +9,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from ..sixbit_core.calibrate import fit_predictor, solve_thetas
 from ..sixbit_core.calibration_run import CalibrationRun, FullWeight, LinearRecord
 from ..sixbit_core.config import PRESETS, DMPQConfig
 from ..sixbit_core.predictor import Predictor
+from ..sixbit_core.sample_inputs import write_inputs
 from .attach import block_linears
 from .errors import InputError
 from .facts import ModelFacts, check_clip, check_sampling, check_text_to_video, read_facts
-from .files import check_target
+from .files import check_target, make_folder
 from .machine import find_machine, synchronize
 from .pipeline import LoadedModel, TextEmbeds, load_model
 from .prompts import read_prompts
@@ -47,6 +50,7 @@ class CalibrateRequest:
     size: tuple[int, int] | None = None
     frames: int | None = None
     bits: tuple[float, ...] = (5.0, 6.0, 7.0)
+    inputs: Path | None = None
     device: str = "auto"
 
 
@@ -76,7 +80,11 @@ def calibrate(
     errors = ("excess", "paper") if paper else ("excess",)
     thresholds = len(request.bits) * 2 * len(errors)
     say(_forecast(model, clips, thresholds))
-    records = record_errors(model, clips, full_weights(model) if paper else None, progress, say)
+    kept: dict[str, list[torch.Tensor]] | None = None if request.inputs is None else {}
+    records = record_errors(model, clips, full_weights(model) if paper else None, progress, say, kept)
+    if kept is not None:
+        rows = {name: torch.cat(parts) for name, parts in kept.items()}
+        write_inputs(request.inputs, rows, facts.checkpoint.fingerprint)
     clip = specs[0]
     how = {
         "steps": clip.steps,
@@ -110,8 +118,9 @@ def record_errors(
     full_weight: FullWeight | None,
     progress: OnProgress,
     say: Callable[[str], None] = lambda _: None,
+    inputs: dict[str, list[torch.Tensor]] | None = None,
 ) -> list[LinearRecord]:
-    """Γ and errors of every linear in W4A8 runs, one a clip."""
+    """Γ and errors of every linear in W4A8 runs, one a clip; sample inputs of the first into `inputs`."""
     records: list[LinearRecord] = []
     total = sum(clip.steps for clip in clips.specs)
     for number, (clip, embeds) in enumerate(zip(clips.specs, clips.embeds, strict=True)):
@@ -119,7 +128,7 @@ def record_errors(
         def on_step(step: int, of: int, before: int = number * clip.steps) -> None:
             progress("measure", before + step, total)
 
-        run = CalibrationRun(model.layout, full_weight)
+        run = CalibrationRun(model.layout, full_weight, inputs=inputs if number == 0 else None)
         sample_under(model, run, "search", clip, embeds, on_step)
         records += run.records
         say(f"measured: clip {number + 1} of {len(clips.specs)}")
@@ -147,6 +156,8 @@ def _checked(request: CalibrateRequest) -> tuple[ModelFacts, tuple[ClipSpec, ...
     check_text_to_video(facts, "calibrate")
     check_clip(facts, size, frames, None)
     check_target(request.out, "--out")
+    if request.inputs is not None:
+        make_folder(request.inputs)
     return facts, tuple(
         ClipSpec(prompt.text, size, frames, "", request.steps, request.cfg, request.seed + number)
         for number, prompt in enumerate(prompts)

@@ -79,7 +79,9 @@ def _quantize(parser: Parser) -> None:
     parser.add_argument("target", metavar="DST", help="the safetensors file to write")
     parser.add_argument("--method", default="search", metavar="NAME", help="rtn or search (default search)")
     parser.add_argument("--rotation", default="auto", metavar="NAME", help="auto, on or off (default auto)")
-    parser.add_argument("--calibration", metavar="DIR", help="sample inputs, for rotation auto")
+    parser.add_argument(
+        "--calibration", metavar="DIR", help="of `sixbit calibrate --inputs`, for rotation auto"
+    )
     parser.add_argument("--compatible", action="store_true", help="plain NVFP4 that any ComfyUI reads")
     parser.add_argument("--force", action="store_true", help="replace an existing target")
 
@@ -92,6 +94,7 @@ def _calibrate(parser: Parser) -> None:
     parser.add_argument(
         "--bits", type=_numbers, default=(5.0, 6.0, 7.0), metavar="LIST", help="default 5,6,7"
     )
+    parser.add_argument("--inputs", metavar="DIR", help="keep sample inputs there, for `sixbit quantize`")
     _add_device(parser)
     parser.add_argument("--out", required=True, metavar="FILE", help="the predictor file to write")
 

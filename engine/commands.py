@@ -48,20 +48,25 @@ def run_generate(given: Namespace) -> None:
 
 def run_quantize(given: Namespace) -> None:
     """`sixbit quantize`."""
-    if given.calibration is not None:
-        raise InputError("--calibration is not read yet; rotation auto rotates every block linear")
+    from ..sixbit_core.checkpoint import open_checkpoint
     from ..sixbit_core.quantize import QuantizeConfig, quantize_checkpoint
+    from ..sixbit_core.sample_inputs import read_inputs
 
     try:
         config = QuantizeConfig(given.method, given.rotation, given.compatible, given.force)
     except ValueError as error:
         raise InputError(str(error)) from error
+    inputs = None
+    if given.calibration is not None:
+        if given.rotation != "auto" or given.compatible:
+            raise InputError("--calibration serves --rotation auto of a file that may rotate; leave it out")
+        inputs = read_inputs(Path(given.calibration), open_checkpoint(Path(given.source)).fingerprint)
     with progress_bars() as progress:
 
         def on_bytes(done: int, total: int, name: str) -> None:
             progress("quantize", done, total)
 
-        made = quantize_checkpoint(Path(given.source), Path(given.target), config, on_bytes)
+        made = quantize_checkpoint(Path(given.source), Path(given.target), config, on_bytes, inputs)
     ratio = made.source_bytes / made.target_bytes
     say(
         f"{made.target}: {made.family}, {made.layers} layers in NVFP4 ({made.rotated} rotated), "
@@ -85,6 +90,7 @@ def run_calibrate(given: Namespace) -> None:
         size=given.size,
         frames=given.frames,
         bits=given.bits,
+        inputs=_path(given.inputs),
         device=given.device,
     )
     with progress_bars() as progress:

@@ -17,7 +17,7 @@ import torch
 
 from ..kernels import block_hadamard, dequantize_nvfp4, hadamard_quantize_int8, hadamard_quantize_nvfp4
 from .config import DMPQConfig
-from .layout import BlockLayout
+from .layout import BlockLayout, linear_name
 from .observe import Observer
 from .plan import INPUT_OF
 from .quantized import QuantizedWeight
@@ -25,6 +25,7 @@ from .run import RunState
 
 FullWeight = Callable[[int, str], torch.Tensor]
 SAMPLED_ROWS = 256
+INPUT_ROWS = 4
 _TINY = 1e-30
 
 
@@ -56,12 +57,17 @@ class CalibrationRun(RunState):
         layout: the model's block linears.
         full_weight: (block, kind) -> (N, K) weight before quantization, for the paper's error; or None.
         rows: tokens of each stream that errors are measured on, evenly spaced.
+        inputs: where to keep sample inputs, `INPUT_ROWS` an evaluation by native linear name; or None.
     """
 
     def __init__(
-        self, layout: BlockLayout, full_weight: FullWeight | None = None, rows: int = SAMPLED_ROWS
+        self,
+        layout: BlockLayout,
+        full_weight: FullWeight | None = None,
+        rows: int = SAMPLED_ROWS,
+        inputs: dict[str, list[torch.Tensor]] | None = None,
     ) -> None:
-        self._full_weight, self._sampled_rows = full_weight, rows
+        self._full_weight, self._sampled_rows, self._inputs = full_weight, rows, inputs
         super().__init__(layout, DMPQConfig(router="int8"))
         self._watch_outliers = True
 
@@ -82,6 +88,9 @@ class CalibrationRun(RunState):
         """As `RunState.linear`, in INT8, with the errors of both formats recorded."""
         y = super().linear(block_index, kind, x, weight, bias)
         full = None if self._full_weight is None else self._full_weight(block_index, kind)
+        if self._inputs is not None and kind not in INPUT_OF:
+            kept = evenly_spaced(x.flatten(0, 1), INPUT_ROWS).cpu()
+            self._inputs.setdefault(linear_name(block_index, kind), []).append(kept)
         for stream in x:
             errors = format_errors(evenly_spaced(stream, self._sampled_rows), weight, full)
             self._errors.record((block_index, kind), errors)

@@ -1,16 +1,19 @@
 import json
 
 import pytest
+from safetensors.torch import load_file
 from sixbit_diffusion.engine.cli import main
 from sixbit_diffusion.engine.facts import read_facts
 from sixbit_diffusion.engine.generate import GenerateRequest, generate
 from sixbit_diffusion.engine.machine import find_machine
 from sixbit_diffusion.engine.settings import Choice, settle
 
+from .conftest import save_tiny_pipeline, tiny_transformer
 
-def calibrate(folder, out) -> int:
+
+def calibrate(folder, out, *more) -> int:
     arguments = ["calibrate", "--model", folder, "--prompts", 1, "--steps", 4, "--bits", 6, "--device", "cpu"]
-    return main([str(a) for a in (*arguments, "--out", out)])
+    return main([str(a) for a in (*arguments, "--out", out, *more)])
 
 
 def test_a_calibration_is_used_repeats_and_is_refused_elsewhere(tiny_folder, tmp_path, capsys):
@@ -21,7 +24,15 @@ def test_a_calibration_is_used_repeats_and_is_refused_elsewhere(tiny_folder, tmp
     assert " s a step: 1 clips are measured, then about" in lines[0] and lines[1] == "measured: clip 1 of 1"
     assert lines[2].startswith("solving for 6 bits: clip 1 of about ")
     assert said.startswith("about ") and "first.json: median R²" in said
-    assert calibrate(tiny_folder, second) == 0
+    kept, q = tmp_path / "kept", tmp_path / "q.safetensors"
+    assert calibrate(tiny_folder, second, "--inputs", kept) == 0
+    inputs = load_file(kept / "inputs.safetensors")
+    assert len(inputs) == 2 * 4 and inputs["blocks.1.ff_out"].shape == (4 * 4, 512)
+    assert main(["quantize", str(tiny_folder), str(q), "--calibration", str(kept)]) == 0
+    assert "layers in NVFP4" in capsys.readouterr().out
+    other = save_tiny_pipeline(tmp_path / "other", tiny_transformer(num_layers=1))
+    assert main(["quantize", str(other), str(tmp_path / "r.safetensors"), "--calibration", str(kept)]) == 2
+    assert "other weights than the checkpoint" in capsys.readouterr().err
     assert first.read_bytes() == second.read_bytes()
     document = json.loads(first.read_text())
     assert document["calibration"] == {

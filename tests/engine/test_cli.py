@@ -53,6 +53,8 @@ BAD = [
     (["quantize", "TINY", "TARGET", "--method", "gptq"], "gptq"),
     (["quantize", "TINY", "TARGET", "--rotation", "maybe"], "rotation"),
     (["quantize", "nowhere", "TARGET"], "nowhere"),
+    (["quantize", "TINY", "TARGET", "--calibration", "gone"], "gone/inputs.safetensors does not exist"),
+    (["quantize", "TINY", "TARGET", "--calibration", "x", "--rotation", "on"], "--calibration serves"),
     (["evaluate", "--model", "TINY", "--prompts", "0", "--out", "OUT"], "--prompts must be 1 or more"),
     (["evaluate", "--model", "TINY", "--prompts", "99", "--out", "OUT"], "give a file"),
     (["evaluate", "--model", "TINY", "--prompts", "gone.txt", "--out", "OUT"], "gone.txt"),
