@@ -18,15 +18,14 @@ FORBIDDEN = {
 
 
 def imported_names(path: Path) -> set[str]:
-    """Top-level names of absolute imports, and the sibling packages that relative ones reach."""
+    """Names of absolute imports, and what relative ones reach outside the module's own top-level package."""
+    inside = len(path.relative_to(ROOT).parts) - 1  # dots that stay within kernels/, nodes/, ...
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names.add((node.module or "").split(".")[0])
-            if not node.module:
-                names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not 0 < node.level <= inside:
+            names |= {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
     return names
 
 
