@@ -121,7 +121,9 @@ def resolve(
         precision = "dmpq"
     elif precision is None:
         precision, why = default_precision(capability)
-        notes = [f"precision {precision}, since {why}" + ("" if precision == "dmpq" else " (or give one)")]
+        notes = [
+            f"precision {precision}, since {why}" + ("" if precision == "dmpq" else ", --precision overrides")
+        ]
     try:
         cache = _cache(choice, preset.cache)
         if precision == "full":
