@@ -131,11 +131,16 @@ def sample_under(
 
 
 def initial_noise(model: LoadedModel, clip: ClipSpec) -> torch.Tensor:
-    """The noise that sampling starts from, (1, latent frames, channels, h, w) in the model's dtype."""
+    """The noise that sampling starts from, (1, latent frames, channels, h, w) in the model's dtype.
+
+    Drawn channels first, as ComfyUI draws it: one seed starts the same clip there and here.
+    """
     facts = model.facts
     height, width = (side // facts.spatial for side in clip.size)
-    shape = (1, facts.latent_frames(clip.frames), facts.config["out_channels"], height, width)
-    noise = torch.randn(shape, generator=torch.Generator().manual_seed(clip.seed))
+    shape = (1, facts.config["out_channels"], facts.latent_frames(clip.frames), height, width)
+    noise = (
+        torch.randn(shape, generator=torch.Generator().manual_seed(clip.seed)).transpose(1, 2).contiguous()
+    )
     return noise.to(model.device, model.dtype)
 
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import torch
 
-from ..sixbit_core.config import DMPQConfig
+from ..sixbit_core.config import NATIVE_FP4, DMPQConfig
 
 FP4, INT8, REFERENCE = "fp4", "int8", "reference"
 COMPUTES = ("auto", "emulate")
-_FP4_FROM, _INT8_FROM = (10, 0), (7, 5)
+_INT8_FROM = (8, 0)  # lowest compute capability that the INT8 kernels run on
 _NEEDS_FP4 = ("nvfp4", "gamma", "static", "static-time", "random")
 
 
@@ -22,7 +22,7 @@ def compute_path(device_type: str, capability: tuple[int, int] | None, hip: bool
     """
     if device_type != "cuda" or hip or capability is None:
         return REFERENCE
-    if capability >= _FP4_FROM:
+    if capability >= NATIVE_FP4:
         return FP4
     return INT8 if capability >= _INT8_FROM else REFERENCE
 

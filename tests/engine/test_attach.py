@@ -126,7 +126,9 @@ def test_two_items_of_a_batch_are_two_streams_each(tiny):
     transformer, pipeline = tiny.use("search"), tiny.pipeline
     made = []
     for picked in ((0,), (1,), (0, 1)):
-        run = RunState(tiny.layout, DMPQConfig(router="int8"), eager)
+        run = RunState(
+            tiny.layout, DMPQConfig(router="bf16"), eager
+        )  # INT8 would round sums of other orders apart
         evaluations = plan(pipeline.scheduler, 6)
         with attached(transformer, run, evaluations, tiny.facts.family):
             latents = pipeline(
@@ -143,10 +145,10 @@ def test_two_items_of_a_batch_are_two_streams_each(tiny):
             run.finish()
         report = run.report()
         run.close()
-        assert report.streams == 2 * len(picked) and report.choices["q"][0] == "88--88"
+        assert report.streams == 2 * len(picked) and report.choices["q"][0] == "bb--bb"
         made.append(latents)
     assert made[2].shape[0] == 2
-    torch.testing.assert_close(made[2], torch.cat(made[:2]), rtol=0, atol=5e-3)
+    torch.testing.assert_close(made[2], torch.cat(made[:2]), rtol=0, atol=1e-4)
 
 
 def test_trajectory_error_is_zero_for_the_recorded_run_and_ranks_precisions(tiny):

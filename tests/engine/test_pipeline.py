@@ -15,7 +15,7 @@ from sixbit_diffusion.engine.errors import InputError
 from sixbit_diffusion.engine.facts import check_clip, check_parts, check_text_to_video, read_facts
 from sixbit_diffusion.engine.machine import Machine, find_machine
 from sixbit_diffusion.engine.pipeline import check_dtype, compute_dtype, first_frame, load_model
-from sixbit_diffusion.engine.sample import ClipSpec, sample
+from sixbit_diffusion.engine.sample import ClipSpec, initial_noise, sample
 from sixbit_diffusion.engine.settings import Choice, resolve
 from sixbit_diffusion.engine.transformer import build_transformer, full_precision_bytes, weight_bytes
 from sixbit_diffusion.sixbit_core.families import FAMILIES, to_native
@@ -55,7 +55,7 @@ def plain_diffusers(kind, folder, clip, **more) -> torch.Tensor:
 def test_variants_equal_diffusers(changes, tmp_path):
     folder = save_tiny_pipeline(tmp_path / "model", tiny_transformer(**changes))
     model = load_model(str(folder), None, "full", CPU)
-    expected = plain_diffusers(CogVideoXPipeline, folder, CLIP)
+    expected = plain_diffusers(CogVideoXPipeline, folder, CLIP, latents=initial_noise(model, CLIP))
     found = sample(model, None, CLIP).latents
     assert torch.equal(found, expected)
     assert model.decode(found, CLIP.frames).shape == (9, 32, 32, 3)
@@ -79,8 +79,6 @@ def test_image_to_video(tmp_path):
     ).latents
     assert not torch.equal(found, other)
     # diffusers draws the image's latent and the noise from one generator; given the same noise it agrees
-    from sixbit_diffusion.engine.sample import initial_noise
-
     expected = plain_diffusers(
         CogVideoXImageToVideoPipeline,
         folder,

@@ -1,7 +1,7 @@
 import torch
 from diffusers import CogVideoXPipeline
 from sixbit_diffusion.engine import sample as sampling
-from sixbit_diffusion.engine.sample import ClipSpec, sample
+from sixbit_diffusion.engine.sample import ClipSpec, initial_noise, sample
 from sixbit_diffusion.engine.settings import Choice, RunSettings, resolve
 from sixbit_diffusion.sixbit_core.config import DeltaCacheConfig
 
@@ -24,12 +24,17 @@ def test_nothing_on_is_plain_diffusers_bit_for_bit(tiny, tiny_folder):
         num_frames=9,
         num_inference_steps=6,
         guidance_scale=6.0,
-        generator=torch.Generator().manual_seed(3),
+        latents=initial_noise(tiny, CLIP),
         output_type="latent",
         max_sequence_length=16,
     ).frames
     assert torch.equal(sample(tiny, None, CLIP).latents, expected)
     assert torch.equal(sample(tiny, settings("full"), CLIP).latents, expected)
+
+
+def test_noise_is_drawn_as_comfyui_draws_it(tiny):
+    drawn = torch.randn((1, 4, 3, 4, 4), generator=torch.Generator().manual_seed(CLIP.seed))
+    assert torch.equal(initial_noise(tiny, CLIP), drawn.transpose(1, 2))
 
 
 def test_fixed_precisions(tiny):

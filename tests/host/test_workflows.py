@@ -109,8 +109,8 @@ def read_frames(server: Server, outputs: dict) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def engine_frames(prompt: dict, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
-    """The same clip by the engine, from noise drawn in the host's order of axes."""
+def engine_frames(prompt: dict) -> torch.Tensor:
+    """The same clip by the engine."""
     from sixbit_diffusion.engine import sample
     from sixbit_diffusion.engine.facts import read_facts
     from sixbit_diffusion.engine.machine import find_machine
@@ -136,20 +136,12 @@ def engine_frames(prompt: dict, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor
         sampler["cfg"],
         sampler["seed"],
     )
-
-    def noise(model, clip) -> torch.Tensor:
-        frames = (clip.frames - 1) // 4 + 1
-        shape = (1, 16, frames, clip.size[0] // 8, clip.size[1] // 8)
-        drawn = torch.randn(shape, generator=torch.Generator().manual_seed(clip.seed))
-        return drawn.transpose(1, 2).to(model.device, model.dtype)
-
-    monkeypatch.setattr(sample, "initial_noise", noise)
     return torch.from_numpy(sample.sample_frames(model, settings, clip)[0])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_workflow_gives_the_engines_clip(server: Server, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workflow_gives_the_engines_clip(server: Server, path: Path) -> None:
     pytest.importorskip("diffusers")
     from sixbit_diffusion.engine.metrics import psnr
 
@@ -157,7 +149,7 @@ def test_workflow_gives_the_engines_clip(server: Server, path: Path, monkeypatch
     sampler = next(node for node in prompt.values() if node["class_type"] == "KSampler")
     sampler["inputs"]["steps"] = STEPS
     frames = read_frames(server, server.execute(with_frames(prompt)))
-    assert psnr(frames, engine_frames(prompt, monkeypatch)) >= 50
+    assert psnr(frames, engine_frames(prompt)) >= 50
 
 
 @pytest.mark.slow
