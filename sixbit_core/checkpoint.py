@@ -22,6 +22,7 @@ from .quantized import (
     PLAIN_FORMAT,
     ROTATED_FORMAT,
     QuantizedWeight,
+    check_global_scale,
     read_mark,
     rotation_of,
     tiled_shape,
@@ -33,6 +34,7 @@ __all__ = ["Checkpoint", "CheckpointError", "open_checkpoint"]
 _PREFIXES = ("model.diffusion_model.", "diffusion_model.")
 _EXTRAS = (*COMPANIONS, "input_scale", "pre_quant_scale")
 _NVFP4 = (PLAIN_FORMAT, ROTATED_FORMAT)
+_PLAIN = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,16 +133,17 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     """
     path = Path(path)
     infos, metadata, config = collect(path)
-    infos = {to_native(name): info for name, info in _unprefixed(infos).items()}
+    infos = _native(path, _unprefixed(infos))
     formats = _formats(path, infos, metadata)
     try:
         shapes = _logical_shapes(infos, formats)
         family = find_family(shapes)
         _check(family, shapes)
-        if "sixbit_config" in metadata:
-            config = json.loads(metadata["sixbit_config"])
+        _check_types(infos, shapes, formats)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
+    if "sixbit_config" in metadata:
+        config = _stored_config(path, metadata["sixbit_config"])
     return Checkpoint(path, family, metadata, config, infos, shapes, formats)
 
 
@@ -151,6 +154,28 @@ def _unprefixed(infos: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
         if inside:
             return inside
     return infos
+
+
+def _native(path: Path, infos: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    renamed: dict[str, TensorInfo] = {}
+    for name, info in infos.items():
+        native = to_native(name)
+        if native in renamed:
+            raise CheckpointError(
+                f"{path}: {native} is there twice, also as its diffusers name; keep one of the two"
+            )
+        renamed[native] = info
+    return renamed
+
+
+def _stored_config(path: Path, text: str) -> dict[str, object]:
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: its sixbit_config is no JSON; quantize the source again") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path}: its sixbit_config is no JSON object; quantize the source again")
+    return config
 
 
 def _formats(
@@ -165,7 +190,7 @@ def _formats(
         for name, info in infos.items():
             if name.endswith(".comfy_quant"):
                 formats[name.removesuffix(".comfy_quant")] = read_mark(read_tensor(info))
-    except (ValueError, AttributeError, TypeError) as error:
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path}: its quantization entries are damaged; download it again") from error
     return formats
 
@@ -173,6 +198,9 @@ def _formats(
 def _logical_shapes(infos: Mapping[str, TensorInfo], formats: Mapping[str, Mapping]) -> dict[str, Shape]:
     hidden = {f"{layer}.{extra}" for layer in formats for extra in _EXTRAS}
     shapes = {name: info.shape for name, info in infos.items() if name not in hidden}
+    for name, info in infos.items():
+        if 0 in info.shape:
+            raise ValueError(f"{name} is {list(info.shape)}, which holds no value; download it again")
     for layer, mark in formats.items():
         if mark.get("format") not in _NVFP4:
             continue
@@ -187,7 +215,30 @@ def _logical_shapes(infos: Mapping[str, TensorInfo], formats: Mapping[str, Mappi
         rotation_of(mark, layer, columns)
         if scales.shape != tiled_shape(rows, columns):
             raise ValueError(f"{layer}.weight_scale is {scales.shape}, needs {tiled_shape(rows, columns)}")
+        if scales.dtype != torch.float8_e4m3fn:
+            raise ValueError(f"{layer}.weight_scale is {_spelt(scales.dtype)}, needs float8_e4m3fn")
+        single = infos[f"{layer}.weight_scale_2"]
+        if single.dtype != torch.float32 or single.shape not in ((), (1,)):
+            found = f"{_spelt(single.dtype)} {list(single.shape)}"
+            raise ValueError(f"{layer}.weight_scale_2 is {found}, needs one float32")
+        check_global_scale(read_tensor(single), layer)
     return shapes
+
+
+def _check_types(
+    infos: Mapping[str, TensorInfo], shapes: Mapping[str, Shape], formats: Mapping[str, Mapping]
+) -> None:
+    """What no quantization entry explains is in a type that holds the values themselves."""
+    for name in shapes:
+        if name.removesuffix(".weight") not in formats and infos[name].dtype not in _PLAIN:
+            raise ValueError(
+                f"{name} is {_spelt(infos[name].dtype)}; needed is a checkpoint in bf16, fp16 or fp32, "
+                "or one that `sixbit quantize` wrote"
+            )
+
+
+def _spelt(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _check(family: ModelFamily, shapes: Mapping[str, Shape]) -> None:

@@ -31,8 +31,6 @@ __all__ = [
     "quantize_tensors",
 ]
 
-_PLAIN = (torch.bfloat16, torch.float16, torch.float32)
-
 Progress = Callable[[int, int, str], None]  # (source bytes done, in all, what was just done)
 
 
@@ -214,7 +212,8 @@ def quantize_tensors(
         try:
             group = quantize_group(weights, config if may_rotate else upright, inputs=samples)
         except ValueError as error:
-            raise CheckpointError(f"{checkpoint.path}: {layers[0]} cannot be quantized: {error}") from error
+            names = ", ".join(layers)
+            raise CheckpointError(f"{checkpoint.path}: {names} cannot be quantized: {error}") from error
         del weights
         yield from zip(layers, group, strict=True)
     for name in copied_names(checkpoint):
@@ -225,16 +224,10 @@ def check_plain(checkpoint: Checkpoint) -> None:
     """Refuse a checkpoint that cannot be a source; reads no tensor.
 
     Raises:
-        CheckpointError: quantized already, or a tensor that is not bf16, fp16 or fp32.
+        CheckpointError: quantized already; `open_checkpoint` has refused any other type.
     """
     if checkpoint.is_quantized:
         raise CheckpointError(f"{checkpoint.path} is quantized already; give the original checkpoint")
-    for name in checkpoint.infos:
-        if checkpoint.dtype(name) not in _PLAIN:
-            raise CheckpointError(
-                f"{checkpoint.path}: {name} is {str(checkpoint.dtype(name)).removeprefix('torch.')}; "
-                "needed is a checkpoint in bf16, fp16 or fp32"
-            )
 
 
 def _finite(

@@ -68,7 +68,7 @@ def quantize_linear(
         inputs: (n, K) sample inputs, for rotation "auto".
 
     Raises:
-        ValueError: wrong type, rank or K.
+        ValueError: wrong type, rank or K, or values whose rotation overflows float32.
     """
     return quantize_group([weight], config, shared_global, inputs)[0]
 
@@ -100,6 +100,8 @@ def _encoded(
     turned = [block_hadamard(w.float(), size) if size > 1 else w.float() for w in weights]
     if shared_global is None:
         amax = torch.stack([w.abs().amax() for w in turned]).amax()
+        if not torch.isfinite(amax):
+            raise ValueError("the weights are too large for float32 once rotated; check the source")
         shared_global = amax / torch.full_like(amax, _GLOBAL_RANGE)
         shared_global = torch.where(shared_global >= _SMALLEST_SCALE, shared_global, 1.0)
     codes = (quantize_nvfp4(w, METHODS[config.method], global_scale=shared_global) for w in turned)

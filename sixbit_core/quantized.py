@@ -14,12 +14,14 @@ that sizes are known before the weights are seen and all tensors stay aligned.
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
 from ..kernels import block_hadamard, dequantize_nvfp4, tile_scales, untile_scales
+from ..kernels.checks import LARGEST_HADAMARD
 
 PLAIN_FORMAT = "nvfp4"
 ROTATED_FORMAT = "sixbit_nvfp4"
@@ -116,6 +118,7 @@ class QuantizedWeight:
             )
         scale = untile_scales(tiled, rows, columns // BLOCK)
         global_scale = get(f"{name}.weight_scale_2").float().reshape(())
+        check_global_scale(global_scale, name)
         return cls(data, scale, global_scale, rows, columns, rotation_of(mark, name, columns))
 
 
@@ -127,7 +130,7 @@ def read_mark(tensor: torch.Tensor) -> dict[str, object]:
     """
     try:
         mark = json.loads(bytes(tensor.to(torch.uint8).reshape(-1).tolist()))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError("a comfy_quant tensor holds no JSON; download the file again") from error
     if not isinstance(mark, dict):
         raise ValueError("a comfy_quant tensor holds no JSON object; download the file again")
@@ -138,17 +141,24 @@ def rotation_of(mark: Mapping[str, object], name: str, columns: int) -> int:
     """Block size of the rotation along K that a layer's mark states; 0 for a plain layer.
 
     Raises:
-        ValueError: a rotated layer without a power of two above 1 that divides `columns`.
+        ValueError: a rotated layer without a power of two from 2 to 128 that divides `columns`.
     """
     if mark.get("format") != ROTATED_FORMAT:
         return 0
     size = mark.get("hadamard")
-    if type(size) is not int or size < 2 or size & (size - 1) or columns % size:
+    if type(size) is not int or not 2 <= size <= LARGEST_HADAMARD or size & (size - 1) or columns % size:
         raise ValueError(
-            f"{name} is marked {ROTATED_FORMAT} with hadamard {size!r}; needed is a power of two above 1 "
-            f"that divides {columns}: quantize the original checkpoint again"
+            f"{name} is marked {ROTATED_FORMAT} with hadamard {size!r}; needed is a power of two from 2 to "
+            f"{LARGEST_HADAMARD} that divides {columns}: quantize the original checkpoint again"
         )
     return size
+
+
+def check_global_scale(scale: torch.Tensor, name: str) -> None:
+    """Raise ValueError unless the one global scale of layer `name` is finite and not negative."""
+    value = float(scale)
+    if not 0.0 <= value < math.inf:
+        raise ValueError(f"{name}.weight_scale_2 is {value}, needs a finite scale; download the file again")
 
 
 def tiled_shape(rows: int, columns: int) -> tuple[int, int]:

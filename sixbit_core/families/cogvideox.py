@@ -209,6 +209,8 @@ def detect(shapes: Mapping[str, Shape]) -> CogVideoXFamily | None:
             or the combination was never published.
     """
     blocks = sorted({int(m[1]) for name in shapes if (m := re.match(r"blocks\.(\d+)\.", name))})
+    if blocks and blocks[-1] >= len(shapes):
+        raise ValueError(f"blocks.{blocks[-1]} cannot be among {len(shapes)} tensors; download it again")
     modulation = next((s for n in blocks if (s := shapes.get(f"blocks.{n}.norm1.linear.weight"))), None)
     head = next((s for n in blocks if (s := shapes.get(f"blocks.{n}.norm_q.weight"))), None)
     if modulation is None or head is None or not any(mark in shapes for mark in _MARKS):

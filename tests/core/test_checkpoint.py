@@ -160,6 +160,92 @@ def test_tensors_that_do_not_fit_are_named(native_file, change, message):
     assert "\n" not in str(caught.value)
 
 
+def retype(name, dtype):
+    return lambda state: state.update({name: state[name].to(dtype)})
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.int64, torch.float8_e4m3fn, torch.float64])
+def test_types_that_need_scales_are_refused_without(native_file, dtype):
+    for name in ("blocks.0.q.weight", "norm_final.bias"):
+        with pytest.raises(CheckpointError, match=f"{name} is {str(dtype)[6:]}; needed is"):
+            open_checkpoint(native_file(change=retype(name, dtype)))
+
+
+def with_layer(change):
+    """One layer in NVFP4, rotated by 128, then changed."""
+
+    def quantize(state):
+        weight = state.pop("blocks.0.q.weight")
+        layer = QuantizedWeight(*quantize_nvfp4(weight), *weight.shape, hadamard=128)
+        state.update(layer.state_dict("blocks.0.q"))
+        change(state)
+
+    return quantize
+
+
+def mark(text):
+    return {"blocks.0.q.comfy_quant": torch.tensor(list(text), dtype=torch.uint8)}
+
+
+def rotated_by(size):
+    return lambda state: state.update(mark(b'{"format": "sixbit_nvfp4", "hadamard": %s}' % size))
+
+
+def set_to(name, value):
+    return lambda state: state.update({name: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        *(
+            (rotated_by(size), "power of two from 2 to 128")
+            for size in (b"256", b"1", b"96", b"16.0", b'"16"')
+        ),
+        (rotated_by(b"[" * 100_000), "quantization entries are damaged"),
+        (retype("blocks.0.q.weight_scale", torch.bfloat16), "weight_scale is bfloat16, needs float8_e4m3fn"),
+        (
+            retype("blocks.0.q.weight_scale_2", torch.float16),
+            r"weight_scale_2 is float16 \[\], needs one float32",
+        ),
+        (set_to("blocks.0.q.weight_scale_2", torch.ones(2)), r"weight_scale_2 is float32 \[2\]"),
+        (set_to("blocks.0.q.weight_scale_2", torch.tensor(float("nan"))), "weight_scale_2 is nan"),
+        (set_to("blocks.0.q.weight_scale_2", torch.tensor(-1.0)), "weight_scale_2 is -1.0"),
+    ],
+)
+def test_quantized_layers_are_checked_when_opened(native_file, change, message):
+    open_checkpoint(native_file(change=with_layer(lambda state: None)))
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(native_file(change=with_layer(change)))
+
+
+def test_a_made_up_block_number_ends_at_once(native_file):
+    name = "transformer_blocks.30000000.attn1.to_q.weight"
+    with pytest.raises(CheckpointError, match=r"blocks\.30000000 cannot be among \d+ tensors"):
+        open_checkpoint(native_file(change=set_to(name, torch.zeros(1))))
+
+
+def test_a_tensor_under_both_its_names_is_refused(native_file):
+    name = "transformer_blocks.0.attn1.to_q.weight"
+    with pytest.raises(CheckpointError, match=r"blocks\.0\.q\.weight is there twice"):
+        open_checkpoint(native_file(change=set_to(name, torch.zeros(128, 128))))
+
+
+@pytest.mark.parametrize("name", ["blocks.0.norm_q.weight", "patch_embed.proj.weight"])
+def test_tensors_without_a_value_are_refused(native_file, name):
+    def empty(state):
+        state[name] = state[name][..., :0].contiguous()
+
+    with pytest.raises(CheckpointError, match=f"{name} is .*, which holds no value"):
+        open_checkpoint(native_file(change=empty))
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "3", "[" * 100_000])
+def test_a_broken_configuration_in_the_metadata(native_file, text):
+    with pytest.raises(CheckpointError, match="its sixbit_config is no JSON"):
+        open_checkpoint(native_file(metadata={"sixbit_config": text}))
+
+
 def lose_shard(folder):
     next(iter(sorted(folder.glob("*-00002-of-*")))).unlink()
 

@@ -84,6 +84,18 @@ def test_a_group_shares_global_scale_and_rotation():
     assert max(relative_error(w, q) for w, q in zip(weights, group, strict=True)) < 0.09
 
 
+@pytest.mark.parametrize("method", ["rtn", "search"])
+def test_weights_whose_rotation_overflows_are_refused(native_file, tmp_path, method):
+    huge = torch.full((128, 128), 3e38)
+    target = tmp_path / "out.safetensors"
+    source = native_file(dtype=torch.float32, change=lambda state: state.update({"blocks.1.k.weight": huge}))
+    with pytest.raises(CheckpointError, match=r"blocks\.1\.k.* cannot be quantized: .*too large"):
+        quantize_checkpoint(source, target, QuantizeConfig(method))
+    assert not target.exists()
+    upright = quantize_linear(huge, QuantizeConfig(method, rotation="off"))
+    assert relative_error(huge.double(), upright) < 0.11
+
+
 def test_zeros_stay_zeros():
     assert not quantize_linear(torch.zeros(16, 32), QuantizeConfig()).dequantize().any()
 

@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 from sixbit_diffusion.kernels import block_hadamard, quantize_nvfp4
-from sixbit_diffusion.sixbit_core.quantized import QuantizedWeight, file_entries, read_mark
+from sixbit_diffusion.sixbit_core.quantized import QuantizedWeight, file_entries, read_mark, rotation_of
 
 
 def weight(rows=48, columns=80, hadamard=0, seed=0):
@@ -60,6 +60,8 @@ def broken(**changes):
         ({"comfy_quant": torch.tensor(list(b'{"format": "float8_e4m3fn"}'), dtype=torch.uint8)}, "float8"),
         ({"comfy_quant": torch.tensor([1, 2], dtype=torch.uint8)}, "no JSON"),
         ({"comfy_quant": torch.tensor(list(b"[1]"), dtype=torch.uint8)}, "no JSON object"),
+        ({"comfy_quant": torch.tensor(list(b"[" * 100_000), dtype=torch.uint8)}, "no JSON"),
+        ({"weight_scale_2": torch.tensor(float("nan"))}, "x.weight_scale_2 is nan, needs a finite scale"),
         ({"weight": torch.zeros(16, 16)}, r"x.weight must be a 2-D uint8"),
         ({"weight_scale": torch.zeros(16, 2).to(torch.float8_e4m3fn)}, r"x.weight_scale must be \(128, 4\)"),
     ],
@@ -73,8 +75,16 @@ def test_what_is_no_nvfp4_layer(changes, message):
 def test_a_rotated_layer_needs_its_block_size(hadamard):
     mark = {"format": "sixbit_nvfp4"} | ({} if hadamard is None else {"hadamard": hadamard})
     text = torch.tensor(list(json.dumps(mark).encode()), dtype=torch.uint8)
-    with pytest.raises(ValueError, match=r"x is marked sixbit_nvfp4 .* power of two above 1 that divides 32"):
+    with pytest.raises(
+        ValueError, match=r"x is marked sixbit_nvfp4 .* power of two from 2 to 128 that divides 32"
+    ):
         QuantizedWeight.from_state_dict(broken(comfy_quant=text), "x")
+
+
+def test_a_rotation_is_no_larger_than_the_kernels_take():
+    with pytest.raises(ValueError, match="hadamard 256; needed is a power of two from 2 to 128"):
+        rotation_of({"format": "sixbit_nvfp4", "hadamard": 256}, "x", 512)
+    assert rotation_of({"format": "sixbit_nvfp4", "hadamard": 128}, "x", 512) == 128
 
 
 def test_shapes_that_do_not_belong_together():
