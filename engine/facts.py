@@ -33,6 +33,7 @@ STRUCTURE = (
     "ofs_embed_dim",
 )
 SECTIONS = ("text_encoder", "tokenizer", "vae", "scheduler")
+TOKENIZERS = ("tokenizer.json", "spiece.model")  # either holds the whole vocabulary
 
 
 @dataclass(frozen=True)
@@ -159,8 +160,16 @@ def read_facts(model: str, pipeline: Path | None = None) -> ModelFacts:
     for part in ("text_encoder", "vae"):
         if not any((folder / part).glob("*.safetensors")):
             raise InputError(f"{folder / part} holds no .safetensors weights; get that version of them")
+    if not any((folder / "tokenizer" / name).is_file() for name in TOKENIZERS):
+        raise InputError(f"{folder / 'tokenizer'} holds none of {', '.join(TOKENIZERS)}; download it again")
     checkpoint = open_checkpoint(source)
-    return _facts(model, checkpoint, folder)
+    try:
+        return _facts(model, checkpoint, folder)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise InputError(
+            f"a configuration in {folder} is of another form than diffusers writes "
+            f"({type(error).__name__}: {error}); download its .json files again"
+        ) from error
 
 
 def check_clip(facts: ModelFacts, size: tuple[int, int], frames: int, image: Path | None) -> None:
@@ -214,6 +223,9 @@ def _facts(model: str, checkpoint: Checkpoint, folder: Path) -> ModelFacts:
     left_open = (*CLIP_DEFAULTS, "use_learned_positional_embeddings")  # a stored table may be a sincos one
     by_tensors = {key: value for key, value in inferred.items() if key not in left_open}
     config = {**CLIP_DEFAULTS, **inferred, **told, **by_tensors}
+    for key in CLIP_DEFAULTS:
+        if type(config[key]) is not int or config[key] < 1:
+            raise InputError(f"the transformer's {key} must be a whole number, {folder} says {config[key]!r}")
     vae = read_json(folder / "vae" / "config.json")
     if vae is None:
         raise InputError(f"{folder / 'vae'} lacks config.json; {folder} is not a whole diffusers pipeline")

@@ -2,15 +2,20 @@
 
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from diffusers import CogVideoXImageToVideoPipeline, CogVideoXPipeline
+from diffusers import AutoencoderKLCogVideoX, CogVideoXImageToVideoPipeline, CogVideoXPipeline
 from PIL import Image
 from safetensors import SafetensorError
+from transformers import T5EncoderModel
 
+from ..sixbit_core.checkpoint import CheckpointError
 from ..sixbit_core.families import ModelFamily
 from ..sixbit_core.layout import BlockLayout
 from .errors import InputError
@@ -22,7 +27,18 @@ from .transformer import FULL, build_transformer
 WHOLE_PIXELS = (
     1 << 17
 )  # frames up to this size are decoded whole; larger ones in overlapping tiles, for memory
+PLAIN_SENTENCE = "a red star is moving right on a white background"  # any English vocabulary has words of it
 PARK_BYTES = 1 << 30  # a text encoder larger than this leaves the GPU after the captions are encoded
+LOADING_ERRORS = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    RuntimeError,
+    SafetensorError,
+)
 
 
 class _TextToVideo(CogVideoXPipeline):
@@ -101,12 +117,21 @@ class LoadedModel:
 
     @torch.inference_mode()
     def decode(self, latents: torch.Tensor, frames: int) -> np.ndarray:
-        """Latents of one clip to (frames, H, W, 3) uint8; latent frames that only pad are dropped first."""
+        """Latents of one clip to (frames, H, W, 3) uint8; latent frames that only pad are dropped first.
+
+        Raises:
+            RuntimeError: if a decoded frame is not finite.
+        """
         kept = (frames - 1) // self.facts.temporal + 1
         pixels = latents.shape[-1] * latents.shape[-2] * self.facts.spatial**2
         vae = self.pipeline.vae
         vae.enable_tiling() if pixels > WHOLE_PIXELS else vae.disable_tiling()
         video = self.pipeline.decode_latents(latents[:, latents.shape[1] - kept :].to(self.dtype))
+        if not torch.isfinite(video).all():
+            raise RuntimeError(
+                f"the VAE decoded frames that are not finite, in {str(self.dtype).removeprefix('torch.')}; "
+                "its weights may be damaged: download them again"
+            )
         video = (video[0].float() / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
         return video.permute(1, 2, 3, 0).cpu().numpy()
 
@@ -146,22 +171,58 @@ def load_model(
     facts = facts or read_facts(model, pipeline)
     dtype = dtype or compute_dtype(facts.family, machine)
     check_dtype(facts.family, dtype)
-    transformer = build_transformer(facts, weights, machine.device, dtype)
+    with _as_input_error(facts.folder):
+        transformer = build_transformer(facts, weights, machine.device, dtype)
     built = time.perf_counter() - start
     kind = _ImageToVideo if facts.needs_image else _TextToVideo
-    options = {"torch_dtype": dtype, "use_safetensors": True, "local_files_only": True}
-    try:
-        with warnings.catch_warnings():  # newer diffusers rename torch_dtype, older ones know no other name
-            warnings.simplefilter("ignore", FutureWarning)
-            parts = kind.from_pretrained(facts.folder, transformer=transformer, **options)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise InputError(f"{facts.folder} cannot be loaded as a diffusers pipeline: {error}") from error
-    parts.scheduler = ddim_trailing(parts.scheduler.config)
+    with _as_input_error(facts.folder):
+        loaded = {
+            "text_encoder": _whole(T5EncoderModel, facts.folder / "text_encoder", dtype),
+            "vae": _whole(AutoencoderKLCogVideoX, facts.folder / "vae", dtype),
+        }
+        parts = kind.from_pretrained(
+            facts.folder, transformer=transformer, **loaded, torch_dtype=dtype, local_files_only=True
+        )
+        _check_tokenizer(parts.tokenizer, facts.folder)
+        parts.scheduler = ddim_trailing(parts.scheduler.config)
     parts.set_progress_bar_config(disable=True)
     parts.vae.to(machine.device)
     rest = time.perf_counter() - start - built
     transformers, seconds = {weights: transformer}, {weights: built}
     return LoadedModel(facts, machine.device, dtype, parts, facts.layout, rest, transformers, seconds)
+
+
+@contextmanager
+def _as_input_error(folder: Path) -> Iterator[None]:
+    """What the libraries raise over a damaged folder as an InputError that names it."""
+    try:
+        with warnings.catch_warnings():  # newer diffusers rename torch_dtype, older ones know no other name
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    except (InputError, CheckpointError, torch.OutOfMemoryError):
+        raise
+    except LOADING_ERRORS as error:
+        why = f"{type(error).__name__}: {error}"
+        raise InputError(f"{folder} cannot be loaded as a diffusers pipeline ({why})") from error
+
+
+def _whole(kind: type, folder: Path, dtype: torch.dtype) -> torch.nn.Module:
+    """A part of the pipeline whose every tensor came from its files. Raises InputError."""
+    part, told = kind.from_pretrained(
+        folder, torch_dtype=dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
+    )
+    lacking = sorted(told["missing_keys"])
+    if lacking:
+        raise InputError(
+            f"{folder} lacks the tensor {lacking[0]} ({len(lacking)} in all); is the download whole?"
+        )
+    return part
+
+
+def _check_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Raise InputError for a tokenizer to which every word is unknown: every caption would be the same."""
+    if not tokenizer.decode(tokenizer(PLAIN_SENTENCE).input_ids, skip_special_tokens=True).strip():
+        raise InputError(f"{folder / 'tokenizer'} knows no English word; download it again")
 
 
 def first_frame(image: Image.Image, size: tuple[int, int]) -> Image.Image:
