@@ -1,6 +1,5 @@
-"""`python -m sixbit_diffusion`, and `python PATH_OF_THE_CHECKOUT` where nothing is installed."""
+"""`python -m sixbit_diffusion`, and `python PATH_OF_THE_CHECKOUT`, which runs that checkout."""
 
-import importlib.util
 import runpy
 import sys
 from pathlib import Path
@@ -8,8 +7,7 @@ from pathlib import Path
 if __name__ == "__main__":
     if not __package__:  # started by path: make the checkout importable under its name first
         root = Path(__file__).resolve().parent
-        if importlib.util.find_spec("sixbit_diffusion") is None:
-            runpy.run_path(str(root / "reference" / "launch.py"))["register_root"](root)
+        runpy.run_path(str(root / "reference" / "launch.py"))["register_root"](root)
     from sixbit_diffusion.engine.cli import main
 
     sys.exit(main())

@@ -5,11 +5,14 @@ Nothing is loaded and nothing can fail: what cannot be found out is said.
     FLOP of a forward = 2 · streams · layers · tokens · (12 · width² + 2 · tokens · width)
 """
 
+from __future__ import annotations
+
 import importlib.util
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,12 +22,10 @@ from ..sixbit_core.config import NATIVE_FP4
 from .errors import InputError
 from .facts import ModelFacts, check_clip, read_facts
 from .machine import Machine, find_machine, spelled_bytes, versions
-from .pipeline import compute_dtype
-from .report import cache_bytes
-from .sample import ClipSpec
 from .settings import Choice, RunSettings, settle
-from .transformer import full_precision_bytes
-from .video import find_codec
+
+if TYPE_CHECKING:
+    from .sample import ClipSpec
 
 # Lowest compute capability -> what it means for the routes; the first that fits counts.
 PATHS = (
@@ -32,6 +33,7 @@ PATHS = (
     ((8, 0), "no FP4 tensor cores: INT8 activations gain speed, NVFP4 is emulated and gains none"),
     ((0, 0), "no INT8 kernels for this GPU: the references serve, right and slow"),
 )
+WHY = {"diffusers": "sampling", "transformers": "captions", "triton": "GPU kernels"}
 NVFP4_BITS = 4.5  # 4 bits a value and 8 bits a block of 16
 
 
@@ -39,10 +41,10 @@ def check(model: str, pipeline: Path | None, choice: Choice, given: Namespace) -
     """The lines to show, one by one."""
     found = versions()
     yield "libraries: " + ", ".join(f"{name} {version}" for name, version in found.items())
-    for name, why in (("diffusers", "sampling"), ("transformers", "captions"), ("triton", "GPU kernels")):
-        if importlib.util.find_spec(name) is None:
-            yield f"missing: {name}, needed for {why}"
-    yield _said(lambda: f"video: {find_codec()}")
+    missing = [name for name in WHY if importlib.util.find_spec(name) is None]
+    for name in missing:
+        yield f"missing: {name}, needed for {WHY[name]}"
+    yield _said(_codec_line)
     try:
         machine = find_machine(given.device)
     except InputError as error:
@@ -55,7 +57,7 @@ def check(model: str, pipeline: Path | None, choice: Choice, given: Namespace) -
     except (InputError, CheckpointError) as error:
         yield f"model: {error}"
         return
-    yield from _model_lines(facts, machine, choice, given)
+    yield from _model_lines(facts, machine, choice, given, not {"diffusers", "transformers"} & set(missing))
 
 
 def machine_path(machine: Machine) -> str:
@@ -70,7 +72,9 @@ def capability_path(capability: tuple[int, int]) -> str:
     return next(path for lowest, path in PATHS if capability >= lowest)
 
 
-def _model_lines(facts: ModelFacts, machine: Machine, choice: Choice, given: Namespace) -> Iterator[str]:
+def _model_lines(
+    facts: ModelFacts, machine: Machine, choice: Choice, given: Namespace, samples: bool
+) -> Iterator[str]:
     checkpoint = facts.checkpoint
     kind = "quantized" if checkpoint.is_quantized else "16 or 32 bits"
     yield f"model: {facts.name}, {facts.family.label}, {kind}, fingerprint {checkpoint.fingerprint[:12]}"
@@ -86,13 +90,22 @@ def _model_lines(facts: ModelFacts, machine: Machine, choice: Choice, given: Nam
     except InputError as error:
         yield f"clip: {error}"
         return
+    yield f"clip: {frames} frames of {size[0]}x{size[1]}, {facts.fps} a second, {given.steps} steps"
+    if not samples:
+        yield 'memory, time: cannot be told; pip install "sixbit-diffusion[engine]"'
+        return
+    from .sample import ClipSpec
+
     clip = ClipSpec("", size, frames, steps=given.steps, cfg=given.cfg)
-    yield f"clip: {frames} frames of {size[0]}x{size[1]}, {facts.fps} a second, {clip.steps} steps"
     yield _memory_line(facts, settings, clip, machine)
     yield f"time: about {_minutes(facts, clip, machine)} to sample, estimated from a matrix product just now"
 
 
 def _memory_line(facts: ModelFacts, settings: RunSettings, clip: ClipSpec, machine: Machine) -> str:
+    from .pipeline import compute_dtype
+    from .report import cache_bytes
+    from .transformer import full_precision_bytes
+
     full = full_precision_bytes(facts)
     weights = full if settings.weights == "full" else full * NVFP4_BITS / 16
     cache = 0
@@ -110,6 +123,8 @@ def _memory_line(facts: ModelFacts, settings: RunSettings, clip: ClipSpec, machi
 
 
 def _minutes(facts: ModelFacts, clip: ClipSpec, machine: Machine) -> str:
+    from .pipeline import compute_dtype
+
     width, tokens, layers = facts.width, facts.tokens(clip.size, clip.frames), facts.config["num_layers"]
     flop = 2 * (2 if clip.guided else 1) * layers * tokens * (12 * width**2 + 2 * tokens * width)
     minutes = clip.steps * flop / _rate(machine, compute_dtype(facts.family, machine)) / 60
@@ -126,6 +141,14 @@ def _rate(machine: Machine, dtype: torch.dtype) -> float:
         (a @ a).flatten()[0].item()
         best = min(best, time.perf_counter() - begin)
     return 2 * side**3 / best / 3
+
+
+def _codec_line() -> str:
+    try:
+        from .video import find_codec
+    except ImportError as error:  # numpy or Pillow
+        raise InputError(f"{error.name}, needed for pictures") from error
+    return f"video: {find_codec()}"
 
 
 def _said(line: Callable[[], str]) -> str:

@@ -1,22 +1,37 @@
 """The `sixbit` command: arguments in, one function of the engine called, an exit code out.
 
-0 done, 2 bad input, 1 anything else, 130 interrupted; what went wrong is one line on stderr. Only light
+0 done, 2 bad input, 1 anything else, 128 + N stopped by signal N (130 for Ctrl-C); what went wrong is one
+line on stderr. Only light
 modules are imported here, so that `--help` answers at once.
 """
 
 import argparse
+import math
 import shlex
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import NoReturn
 
 from ..sixbit_core.config import CACHE_LOCATIONS, PRESETS
 from . import commands
 from .errors import InputError
 
-DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, BAD_INPUT, BY_SIGNAL = 0, 1, 2, 128
+STOPPING = ("SIGTERM", "SIGHUP")  # those that the system knows end a run as Ctrl-C does
 CHOSEN_BY_PRESET = "default: the preset's"
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asked the program to end; cleaning up goes on as after Ctrl-C."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,10 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         parsed = build_parser().parse_args(given)
         parsed.command_line = shlex.join(["sixbit", *given])
-        parsed.run(parsed)
+        with _stoppable():
+            parsed.run(parsed)
         return DONE
+    except Stopped as stopped:
+        name = signal.Signals(stopped.number).name
+        return _fail(f"stopped by {name}", BY_SIGNAL + stopped.number, debug)
     except KeyboardInterrupt:
-        return _fail("interrupted", INTERRUPTED, debug)
+        return _fail("interrupted", BY_SIGNAL + signal.SIGINT, debug)
     except Exception as error:
         return _fail(_line(error), BAD_INPUT if _is_bad_input(error) else FAILED, debug)
 
@@ -58,6 +77,29 @@ def build_parser() -> Parser:
         command.add_argument("--debug", action="store_true", help="show the trace when something goes wrong")
         command.set_defaults(run=run)
     return parser
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Signals that would end the program at once raise `Stopped` instead; those that are ignored stay so."""
+    if threading.current_thread() is not threading.main_thread():  # only there can handlers be set
+        yield
+        return
+    numbers = [getattr(signal, name) for name in STOPPING if hasattr(signal, name)]
+    taken = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for other in taken:  # a closing terminal sends more than one: cleaning up is not to be cut short
+            signal.signal(other, signal.SIG_IGN)
+        raise Stopped(number)
+
+    for number in taken:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _generate(parser: Parser) -> None:
@@ -132,7 +174,7 @@ def _add_model(parser: Parser, default: str | None = None) -> None:
 
 def _add_sampling(parser: Parser) -> None:
     parser.add_argument("--steps", type=int, default=50, help="default 50")
-    parser.add_argument("--cfg", type=float, default=6.0, help="guidance scale (default 6.0)")
+    parser.add_argument("--cfg", type=_number, default=6.0, help="guidance scale (default 6.0)")
     parser.add_argument("--frames", type=int, metavar="N", help="default: what the model was trained for")
     parser.add_argument("--size", type=_size, metavar="HxW", help="default: what the model was trained for")
 
@@ -142,18 +184,20 @@ def _add_run(parser: Parser) -> None:
     group.add_argument("--preset", metavar="NAME", help=f"{', '.join(PRESETS)} (default balanced)")
     precisions = "full, w4a16, w4a8, w4a4, dmpq (default: dmpq where the GPU has FP4 units, else w4a8)"
     group.add_argument("--precision", metavar="NAME", help=precisions)
-    group.add_argument("--bits", type=float, help=f"average activation bits of dmpq ({CHOSEN_BY_PRESET})")
+    group.add_argument("--bits", type=_number, help=f"average activation bits of dmpq ({CHOSEN_BY_PRESET})")
     group.add_argument(
         "--router", metavar="NAME", help=f"of dmpq: auto, gamma, static, … ({CHOSEN_BY_PRESET})"
     )
     group.add_argument("--predictor", metavar="FILE", help="written by `sixbit calibrate` for this model")
     group.add_argument("--no-pdr", action="store_true", help="no purified refresh after a skip")
     group.add_argument("--cache", default="tdc", metavar="NAME", help="off or tdc (default tdc)")
-    group.add_argument("--threshold", type=float, help=f"of the cache ({CHOSEN_BY_PRESET})")
+    group.add_argument("--threshold", type=_number, help=f"of the cache ({CHOSEN_BY_PRESET})")
     group.add_argument("--max-skips", type=int, metavar="N", help=f"in a row ({CHOSEN_BY_PRESET})")
-    group.add_argument("--start", type=float, help=f"share of sampling before any skip ({CHOSEN_BY_PRESET})")
     group.add_argument(
-        "--end", type=float, help=f"share of sampling after the last skip ({CHOSEN_BY_PRESET})"
+        "--start", type=_number, help=f"share of sampling before any skip ({CHOSEN_BY_PRESET})"
+    )
+    group.add_argument(
+        "--end", type=_number, help=f"share of sampling after the last skip ({CHOSEN_BY_PRESET})"
     )
     where = ", ".join(CACHE_LOCATIONS)
     group.add_argument("--cache-location", metavar="NAME", help=f"{where} (default auto)")
@@ -165,14 +209,24 @@ def _add_device(parser: Parser) -> None:
 
 def _size(text: str) -> tuple[int, int]:
     height, cross, width = text.lower().partition("x")
-    if not (cross and height.isdecimal() and width.isdecimal()):
+    if not (cross and all(side.isdecimal() and len(side) < 10 for side in (height, width))):
         raise argparse.ArgumentTypeError(f"needs HEIGHTxWIDTH, 480x720 for one, got {text!r}")
     return int(height), int(width)
 
 
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"needs a finite number, got {text!r}")
+    return value
+
+
 def _numbers(text: str) -> tuple[float, ...]:
     try:
-        return tuple(float(part) for part in text.split(","))
+        return tuple(_number(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"needs numbers and commas, got {text!r}") from None
 
@@ -199,9 +253,8 @@ def _line(error: Exception) -> str:
 def _is_bad_input(error: Exception) -> bool:
     if isinstance(error, InputError):
         return True
-    from ..sixbit_core.checkpoint import CheckpointError  # brings torch: only once something has gone wrong
-
-    return isinstance(error, CheckpointError)
+    checkpoint = sys.modules.get(f"{__package__.rpartition('.')[0]}.sixbit_core.checkpoint")
+    return isinstance(error, getattr(checkpoint, "CheckpointError", ()))  # importing it here brings torch
 
 
 def _fail(line: str, code: int, debug: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -15,10 +16,13 @@ if TYPE_CHECKING:
     from .settings import Choice
 
 OnProgress = Callable[[str, int, int], None]
+CORE = ("torch", "numpy", "safetensors")
+ENGINE = (*CORE, "PIL", "diffusers", "transformers", "rich")
 
 
 def run_generate(given: Namespace) -> None:
     """`sixbit generate`."""
+    need(*ENGINE)
     choice = read_choice(given)
     quiet_libraries()
     from .generate import GenerateRequest, generate
@@ -48,6 +52,7 @@ def run_generate(given: Namespace) -> None:
 
 def run_quantize(given: Namespace) -> None:
     """`sixbit quantize`."""
+    need(*CORE, "rich")
     from ..sixbit_core.checkpoint import open_checkpoint
     from ..sixbit_core.quantize import QuantizeConfig, quantize_checkpoint
     from ..sixbit_core.sample_inputs import read_inputs
@@ -76,6 +81,7 @@ def run_quantize(given: Namespace) -> None:
 
 def run_calibrate(given: Namespace) -> None:
     """`sixbit calibrate`."""
+    need(*ENGINE)
     quiet_libraries()
     from .calibrate import CalibrateRequest, calibrate
 
@@ -99,6 +105,7 @@ def run_calibrate(given: Namespace) -> None:
 
 def run_inspect(given: Namespace) -> None:
     """`sixbit inspect`."""
+    need(*CORE)
     from ..sixbit_core.inspect import format_inspection, inspect_checkpoint
 
     found = inspect_checkpoint(Path(given.file))
@@ -107,6 +114,7 @@ def run_inspect(given: Namespace) -> None:
 
 def run_evaluate(given: Namespace) -> None:
     """`sixbit evaluate`."""
+    need(*ENGINE)
     choice = read_choice(given)
     quiet_libraries()
     from .evaluate import EvaluateRequest, evaluate
@@ -137,12 +145,26 @@ def run_evaluate(given: Namespace) -> None:
 
 def run_check(given: Namespace) -> None:
     """`sixbit check`."""
+    need(*CORE)
     choice = read_choice(given)
-    quiet_libraries()
+    if is_there("diffusers") and is_there("transformers"):
+        quiet_libraries()
     from .check import check
 
     for line in check(given.model, _path(given.pipeline), choice, given):
         print(line)
+
+
+def need(*libraries: str) -> None:
+    """Raise InputError, before any of them is imported, where one is not installed."""
+    missing = [name for name in libraries if not is_there(name)]
+    if missing:
+        raise InputError(f'this needs {", ".join(missing)}: pip install "sixbit-diffusion[engine]"')
+
+
+def is_there(library: str) -> bool:
+    """Whether a library is installed."""
+    return importlib.util.find_spec(library) is not None
 
 
 def read_choice(given: Namespace) -> Choice:

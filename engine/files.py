@@ -1,6 +1,7 @@
 """JSON results, and places for results that are seen to be writable before any long work."""
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,18 @@ def check_target(path: Path, flag: str) -> None:
 
 
 def make_folder(path: Path) -> Path:
-    """Create `path` as a folder, before any long work. Raises InputError when that cannot be."""
+    """Create `path` as a folder and see that files can be made in it, before any long work.
+
+    Raises:
+        InputError: when either cannot be.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{path} cannot be made a folder: {error.strerror}; choose another --out") from error
+    try:
+        with tempfile.NamedTemporaryFile(dir=path, prefix=".sixbit-"):
+            pass
+    except OSError as error:
+        raise InputError(f"{path} cannot be written to: {error.strerror}; choose another --out") from error
     return path

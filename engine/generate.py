@@ -85,8 +85,13 @@ def generate(
     clip = check_request(request, facts)
     settings = settle(request.choice, facts, machine)
     out = make_folder(request.out)
+    for name in RESULTS:
+        if (out / name).is_dir():
+            raise InputError(f"{out / name} is a folder, and a file must go there; choose another --out")
     if request.report is not None:
         check_target(request.report, "--report")
+        if request.report.resolve() in [(out / name).resolve() for name in RESULTS]:
+            raise InputError(f"--report {request.report} is written anyway; give a place outside --out")
     model = load_model(
         request.model, request.pipeline, FULL if request.compare else settings.weights, machine, facts=facts
     )

@@ -99,16 +99,13 @@ def run_workers(program: Sequence[str], count: int, watch: Callable[[], None]) -
     environment = {"OMP_NUM_THREADS": str(max(1, cores // count)), **os.environ}
     with ExitStack() as open_files:
         said = [open_files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(count)]
-        workers = [
-            subprocess.Popen(
-                [*program, "--shard", f"{index}/{count}"],
-                env=environment,
-                stdout=subprocess.DEVNULL,
-                stderr=file,
-            )
-            for index, file in enumerate(said)
-        ]
+        workers: list[subprocess.Popen] = []
         try:
+            for index, file in enumerate(said):
+                command = [*program, "--shard", f"{index}/{count}"]
+                workers.append(
+                    subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=file)
+                )
             while any(worker.poll() is None for worker in workers):
                 if any(worker.poll() not in (None, 0) for worker in workers):
                     break

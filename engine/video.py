@@ -40,7 +40,8 @@ def write_mp4(path: Path, frames: np.ndarray, fps: int) -> None:
     import av
 
     codec = find_codec()
-    with replacing(path) as temporary, av.open(str(temporary), "w") as container:
+    # absolute: a name with a colon would be read as a URL
+    with replacing(path) as temporary, av.open(str(temporary.absolute()), "w") as container:
         stream = container.add_stream(codec, rate=fps)
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = "yuv420p"

@@ -13,8 +13,15 @@ NAME = "sixbit_diffusion"
 
 
 def register_root(root: Path) -> None:
-    """Make the checkout at `root` importable as `sixbit_diffusion`, unless it is already."""
-    if NAME in sys.modules or importlib.util.find_spec(NAME) is not None:
+    """Make the checkout at `root` the one imported as `sixbit_diffusion`, whatever else is installed.
+
+    Raises:
+        RuntimeError: if `root` is no checkout, or another copy is imported already.
+    """
+    if NAME in sys.modules:
+        found = Path(sys.modules[NAME].__file__ or "").resolve().parent
+        if found != root.resolve():
+            raise RuntimeError(f"the copy in {root} was wanted, and {found} is imported already: start anew")
         return
     spec = importlib.util.spec_from_file_location(
         NAME, root / "__init__.py", submodule_search_locations=[str(root)]

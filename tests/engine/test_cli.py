@@ -1,7 +1,9 @@
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,11 @@ BAD = [
     ([*GENERATE, "--cache", "on"], "--cache must be one of off, tdc"),
     ([*GENERATE, "--bits", "3"], "between 4 and 8"),
     ([*GENERATE, "--threshold", "-1"], "threshold must be 0 or more"),
+    ([*GENERATE, "--threshold", "inf"], "--threshold: needs a finite number, got 'inf'"),
+    ([*GENERATE, "--end", "nan"], "--end: needs a finite number"),
+    (["calibrate", "--model", "TINY", "--bits", "5,inf", "--out", "OUT"], "--bits: needs a finite number"),
+    ([*GENERATE, "--report", "out/../out/clip.mp4"], "is written anyway"),
+    ([*GENERATE, "--out", "TAKEN"], "clip.mp4 is a folder"),
     ([*GENERATE, "--max-skips", "-1"], "max_skips"),
     ([*GENERATE, "--start", "0.9", "--end", "0.1"], "start and end"),
     ([*GENERATE, "--cache-location", "moon"], "cache location must be one of"),
@@ -70,10 +77,12 @@ BAD = [
 )
 def test_bad_input_is_one_line_and_code_2(arguments, said, tiny_folder, tmp_path, capsys, monkeypatch):
     (tmp_path / "file.txt").write_text("no checkpoint")
+    (tmp_path / "taken" / "clip.mp4").mkdir(parents=True)
     places = {
         "TINY": str(tiny_folder),
         "OUT": str(tmp_path / "out"),
         "FILE": str(tmp_path / "file.txt"),
+        "TAKEN": str(tmp_path / "taken"),
         "TARGET": str(tmp_path / "made.safetensors"),
     }
     monkeypatch.chdir(tmp_path)
@@ -172,6 +181,74 @@ def test_help_needs_neither_torch_nor_diffusers(tmp_path):
     done = program("generate", "--help", PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "--cache-location" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("missing", "arguments", "said"),
+    [
+        ("torch", ["inspect", "x"], "this needs torch: pip install"),
+        ("torch", ["check"], "this needs torch: pip install"),
+        ("transformers", ["generate", "--prompt", "x"], "this needs transformers: pip install"),
+        ("rich", ["calibrate"], 'this needs rich: pip install "sixbit-diffusion[engine]"'),
+    ],
+)
+def test_what_is_not_installed_is_one_line(missing, arguments, said, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.modules[{missing!r}] = None")
+    if arguments[0] in ("generate", "calibrate"):
+        arguments = [*arguments, "--model", "reference", "--out", str(tmp_path / "out")]
+    done = program(*arguments, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and said in done.stderr
+
+
+def test_check_goes_on_without_the_libraries_that_sample(tiny_folder, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys; sys.modules.update(diffusers=None, transformers=None)"
+    )
+    done = program("check", "--model", str(tiny_folder), "--device", "cpu", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    for word in ("missing: diffusers", "missing: transformers", "fingerprint", "clip: 9", "memory, time:"):
+        assert word in done.stdout
+
+
+def test_a_checkout_started_by_path_runs_itself(tmp_path):
+    """Another copy, as an installed one would be found, is left alone."""
+    other = tmp_path / "sixbit_diffusion"
+    other.mkdir()
+    (other / "__init__.py").write_text("raise SystemExit('the other copy')")
+    done = program("generate", "--help", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows sends no signals")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_ends_as_ctrl_c_does(name, tmp_path, capsys, monkeypatch):
+    from sixbit_diffusion.sixbit_core.replacing import replacing
+
+    number = getattr(signal, name)
+
+    def killed(*_):
+        with replacing(tmp_path / "made") as temporary:
+            temporary.write_text("half")
+            os.kill(os.getpid(), number)
+            raise AssertionError("the signal was not seen")
+
+    monkeypatch.setattr("sixbit_diffusion.sixbit_core.inspect.inspect_checkpoint", killed)
+    before = signal.getsignal(number)
+    assert main(["inspect", "file"]) == 128 + number
+    assert capsys.readouterr().err == f"sixbit: stopped by {name}\n"
+    assert not list(tmp_path.iterdir()) and signal.getsignal(number) == before
+
+
+def test_a_folder_that_cannot_be_written_is_refused_first(tiny_folder, tmp_path, capsys, monkeypatch):
+    def denied(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", denied)
+    monkeypatch.setattr("sixbit_diffusion.engine.pipeline.build_transformer", pytest.fail)
+    where = ["--model", str(tiny_folder), "--device", "cpu", "--out"]
+    for command in (["generate", "--prompt", "x"], ["calibrate"], ["evaluate"]):
+        assert main([*command, *where, str(tmp_path / "out")]) == 2
+        assert "cannot be written to: Permission denied" in capsys.readouterr().err
 
 
 def test_started_by_path(tiny_folder):

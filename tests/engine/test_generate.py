@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import av
@@ -8,6 +9,7 @@ import pytest
 from PIL import Image
 from sixbit_diffusion.engine import generate as generating
 from sixbit_diffusion.engine.cli import main
+from sixbit_diffusion.engine.video import write_mp4
 
 REPORT_KEYS = {
     "model fingerprint precision router cache steps cfg seed size frames average_activation_bits "
@@ -79,3 +81,10 @@ def test_nothing_of_an_earlier_run_stays_when_writing_fails(tiny_folder, tmp_pat
         generating.generate(request)
     assert [file.name for file in out.iterdir()] == ["clip.mp4"]
     assert (out / "clip.mp4").read_bytes() != b"of the run before"
+
+
+def test_a_name_with_a_colon_is_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a:b").mkdir()
+    write_mp4(Path("a:b") / "clip.mp4", np.zeros((3, 32, 32, 3), np.uint8), 8)
+    assert (tmp_path / "a:b" / "clip.mp4").stat().st_size > 0
