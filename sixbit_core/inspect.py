@@ -7,7 +7,7 @@ import torch
 
 from .checkpoint import Checkpoint, open_checkpoint
 from .provenance import source_licence, source_name
-from .quantized import COMPANIONS
+from .quantized import COMPANIONS, ROTATED_FORMAT
 
 _BF16_BYTES = 2
 
@@ -27,7 +27,9 @@ def inspect_checkpoint(path: str | Path) -> dict[str, object]:
     """
     checkpoint = open_checkpoint(path)
     parameters = sum(torch.Size(shape).numel() for shape in checkpoint.shapes.values())
-    rotated = Counter(int(mark["hadamard"]) for mark in checkpoint.formats.values() if "hadamard" in mark)
+    rotated = Counter(
+        int(mark["hadamard"]) for mark in checkpoint.formats.values() if mark.get("format") == ROTATED_FORMAT
+    )
     return {
         "file": checkpoint.path.name,
         "family": checkpoint.family.name,
@@ -84,8 +86,14 @@ def format_inspection(found: dict[str, object]) -> str:
     for key in ("method", "source", "licence", "fingerprint"):
         if found[key]:
             rows.append((key, str(found[key])))
+    rows = [(_printable(key), _printable(text)) for key, text in rows]
     width = max(len(key) for key, _ in rows)
-    return "\n".join([str(found["file"]), *(f"  {key:<{width}}  {text}" for key, text in rows)])
+    return "\n".join([_printable(str(found["file"])), *(f"  {key:<{width}}  {text}" for key, text in rows)])
+
+
+def _printable(text: str) -> str:
+    """Control characters escaped: a file's own words must not steer the terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _size(count: int) -> str:

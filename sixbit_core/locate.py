@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from .safetensors_file import CheckpointError, TensorInfo, read_header
+from .safetensors_file import CheckpointError, TensorInfo, check_regular, read_header
 
 _PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 _PICKLE_LINE = "holds pickled weights, which can run code and are not read; get its .safetensors version"
@@ -19,6 +19,13 @@ def collect(path: Path) -> Collected:
     Raises:
         CheckpointError: nothing readable there; one line that says what to do.
     """
+    try:
+        return _collected(path)
+    except OSError as error:  # a name too long, a folder that may not be read
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _collected(path: Path) -> Collected:
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; give a checkpoint file or folder")
     if path.is_dir():
@@ -79,8 +86,11 @@ def _from_index(index: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
 
 def _json(path: Path) -> dict[str, object]:
     try:
+        check_regular(path)
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is no readable JSON; download it again") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds no JSON object; download it again")

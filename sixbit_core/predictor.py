@@ -168,12 +168,16 @@ def load_predictor(path: Path, fingerprint: str | None = None) -> Predictor:
         ValueError: if there is no such file, it is not a whole predictor file of this version, holds a
             number that is not finite, or was calibrated on other weights.
     """
+    path = Path(path)
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        if path.exists() and not path.is_file():
+            raise ValueError("it is no regular file")
+        text = path.read_text(encoding="utf-8")
+        document = json.loads(text, parse_constant=_refuse_constant, parse_float=_in_range)
         predictor = _from_document(document)
     except FileNotFoundError:
         raise ValueError(f"there is no predictor file {path}: calibrate first, or check the path") from None
-    except (KeyError, TypeError, AttributeError, ValueError, OSError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OSError, OverflowError, RecursionError) as error:
         reason = f"lacks {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"predictor file {path} cannot be used: {reason}; calibrate again") from None
     if fingerprint is not None:
@@ -193,7 +197,7 @@ def _from_document(document: dict) -> Predictor:
         linears={name: _fit_from_dict(entry) for name, entry in document["linears"].items()},
         outlier_limits={k: _finite(v) for k, v in document.get("outlier_limits", {}).items()},
         theta={
-            str(float(bits)): {key: _finite(value) for key, value in row.items()}
+            str(_finite(float(bits))): {key: _finite(value) for key, value in row.items()}
             for bits, row in document["theta"].items()
         },
     )
@@ -233,6 +237,12 @@ def _finite(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError(f"it holds {value!r} where a finite number is needed")
     return float(value)
+
+
+def _in_range(text: str) -> float:
+    if math.isinf(value := float(text)):
+        raise ValueError(f"it holds {value} where a finite number is needed")
+    return value
 
 
 def _refuse_constant(text: str) -> float:

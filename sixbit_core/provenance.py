@@ -39,6 +39,8 @@ def source_licence(checkpoint: Checkpoint) -> str:
 
 def _card_licence(card: Path) -> str | None:
     """`license_name`, else `license`, of a model card's front matter."""
+    if not card.is_file():
+        return None
     try:
         text = card.read_text(encoding="utf-8", errors="replace")
     except OSError:

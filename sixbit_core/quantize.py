@@ -79,10 +79,13 @@ def quantize_checkpoint(
     """
     begin = time.monotonic()
     source, target = Path(source), Path(target)
-    _check_target(source, target, config)
+    try:
+        _check_target(source, target, config)
+    except OSError as error:  # a name too long, a folder that may not be read
+        raise CheckpointError(f"cannot write {target}: {error.strerror or error}") from error
     checkpoint = open_checkpoint(source)
     check_plain(checkpoint)
-    writer = StreamWriter(target, planned_entries(checkpoint), _metadata(checkpoint, config))
+    writer = StreamWriter(target, planned_entries(checkpoint), _metadata(checkpoint, config), config.force)
     free = shutil.disk_usage(target.parent).free
     if free < writer.nbytes:
         raise CheckpointError(
@@ -117,16 +120,19 @@ def _check_target(source: Path, target: Path, config: QuantizeConfig) -> None:
         raise CheckpointError(f"{target} is a folder; give a file name in it")
     held = target.resolve()
     if source.exists() and held in {source.resolve(), *(p.resolve() for p in _weight_files(source))}:
-        raise CheckpointError(f"{target} is the source itself; choose another name")
+        raise CheckpointError(f"{target} is the source itself or part of its pipeline; choose another name")
     if target.exists() and not config.force:
         raise CheckpointError(f"{target} exists; choose another name, or replace it with --force")
 
 
 def _weight_files(source: Path) -> list[Path]:
+    """What is read as the source, and what stands with it in a pipeline's folder."""
     folder = source if source.is_dir() else source.parent
+    pipeline = next((f for f in (folder, folder.parent) if (f / "model_index.json").is_file()), None)
+    files = [*pipeline.glob("*/*.safetensors")] if pipeline else []
     if source.is_file() and not source.name.endswith(".index.json"):
-        return [source]
-    return [*folder.glob("*.safetensors"), *folder.glob("transformer/*.safetensors")]
+        return [source, *files]
+    return [*folder.glob("*.safetensors"), *folder.glob("transformer/*.safetensors"), *files]
 
 
 def _metadata(checkpoint: Checkpoint, config: QuantizeConfig) -> dict[str, str]:

@@ -17,6 +17,8 @@ from types import TracebackType
 
 import torch
 
+from .replacing import remove_leftovers
+
 _DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -62,6 +64,7 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
         CheckpointError: not a safetensors file, or cut short, or damaged.
     """
     try:
+        check_regular(path)
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             prefix = file.read(8)
@@ -77,6 +80,12 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     if len(text) < length:
         raise CheckpointError(f"{path} is cut short in its header; download it again")
     return _parsed(path, text, 8 + length, size)
+
+
+def check_regular(path: Path) -> None:
+    """Raise CheckpointError for a pipe or device, which would be waited for or never end."""
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path} is no regular file; give a .safetensors checkpoint or its folder")
 
 
 def _parsed(path: Path, text: bytes, base: int, size: int) -> tuple[dict[str, TensorInfo], dict[str, str]]:
@@ -136,6 +145,7 @@ class StreamWriter:
 
     The header comes first, so names, types and shapes are given beforehand. The data go
     into a file beside the target, which is renamed at the end and removed on any error.
+    Without `replace` a target that another process made meanwhile is an error and stays.
 
         with StreamWriter(path, [("a", torch.float32, (2,))], {"key": "value"}) as writer:
             writer.write("a", torch.zeros(2))
@@ -146,8 +156,11 @@ class StreamWriter:
         target: Path,
         entries: Sequence[tuple[str, torch.dtype, tuple[int, ...]]],
         metadata: Mapping[str, str],
+        replace: bool = True,
     ):
         self.target = target
+        self._replace = replace
+        self._claimed = False
         self.temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
         self._entries = list(entries)
         header: dict[str, object] = {"__metadata__": dict(metadata)}
@@ -162,6 +175,7 @@ class StreamWriter:
 
     def __enter__(self) -> "StreamWriter":
         try:
+            remove_leftovers(self.target, f".{self.target.name}.tmp-")
             self._file = open(self.temporary, "wb")
         except OSError as error:
             raise CheckpointError(f"cannot write {self.target}: {error.strerror or error}") from error
@@ -195,6 +209,19 @@ class StreamWriter:
         with contextlib.suppress(OSError):  # where the disk is full, closing flushes and fails again
             self._file.close()
         self.temporary.unlink(missing_ok=True)
+        if self._claimed:
+            self.target.unlink(missing_ok=True)
+
+    def _claim(self) -> None:
+        """Take the target's name, which fails where it exists, in one step on any file system."""
+        try:
+            os.close(os.open(self.target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        except FileExistsError as error:
+            raise CheckpointError(
+                f"{self.target} was made by another program meanwhile; choose another name, "
+                "or replace it with --force"
+            ) from error
+        self._claimed = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -209,7 +236,10 @@ class StreamWriter:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
+            if not self._replace:
+                self._claim()
             os.replace(self.temporary, self.target)
+            self._claimed = False
         except OSError as failure:
             self._discard()
             raise CheckpointError(f"cannot write {self.target}: {failure.strerror or failure}") from failure

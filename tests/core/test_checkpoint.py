@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 from dataclasses import replace
 
@@ -282,6 +283,19 @@ def only_pickles(folder):
     (folder / "diffusion_pytorch_model.bin").write_bytes(b"PK")
 
 
+def deep_index(folder):
+    next(folder.glob("*.index.json")).write_text("[" * 100_000)
+
+
+def long_shard(folder):
+    index = next(folder.glob("*.index.json"))
+    index.write_text(index.read_text().replace("00001-of", "1" * 300))
+
+
+def deep_config(folder):
+    (folder / "config.json").write_text('{"a":' * 100_000)
+
+
 def nothing(folder):
     shutil.rmtree(folder)
     folder.mkdir()
@@ -297,6 +311,9 @@ def nothing(folder):
         (no_weight_map, "no weight_map"),
         (half_index, "index.json is no readable JSON"),
         (half_config, "config.json is no readable JSON"),
+        (deep_index, "index.json is no readable JSON"),
+        (deep_config, "config.json is no readable JSON"),
+        (long_shard, "cannot read .*name too long"),
         (only_pickles, "holds pickled weights"),
         (nothing, r"holds no \.safetensors file"),
     ],
@@ -330,6 +347,23 @@ def test_files_that_are_no_checkpoint(tmp_path, name, content, message):
     with pytest.raises(CheckpointError, match=message) as caught:
         open_checkpoint(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_name_too_long(tmp_path):
+    with pytest.raises(CheckpointError, match=r"cannot read .*name too long"):
+        open_checkpoint(tmp_path / ("a" * 300 + ".safetensors"))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
+def test_a_pipe_is_refused(tmp_path, tiny, store):
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    with pytest.raises(CheckpointError, match="is no regular file"):
+        open_checkpoint(tmp_path / "pipe.safetensors")
+    folder = store(tiny(), "transformer folder")
+    (folder / "config.json").unlink()
+    os.mkfifo(folder / "config.json")
+    with pytest.raises(CheckpointError, match=r"config\.json is no regular file"):
+        open_checkpoint(folder)
 
 
 def test_a_file_that_shrinks_after_opening(native_file):

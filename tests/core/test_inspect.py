@@ -1,3 +1,5 @@
+import json
+
 import pytest
 from sixbit_diffusion.sixbit_core.inspect import format_inspection, inspect_checkpoint
 from sixbit_diffusion.sixbit_core.quantize import QuantizeConfig, quantize_checkpoint
@@ -25,6 +27,19 @@ def test_a_quantized_checkpoint(native_file, tmp_path):
     for key in ("parameters", "bf16_bytes", "fingerprint", "source", "family"):
         assert found[key] == before[key], key
     assert found["ratio"] == pytest.approx(before["bytes"] / found["bytes"], abs=1e-3)
+
+
+def test_control_characters_do_not_reach_the_terminal(native_file):
+    metadata = {"sixbit_source": "\x1b[2Jcaf\u00e9\nline", "license": "a\rb\u202e"}
+    text = format_inspection(inspect_checkpoint(native_file(metadata=metadata)))
+    assert r"\x1b[2Jcafé\nline" in text and r"a\rb\u202e" in text
+    assert all(c.isprintable() for c in text.replace("\n", ""))
+
+
+def test_a_foreign_mark_with_a_rotation_is_counted_as_no_rotation(native_file):
+    listed = {"layers": {"blocks.0.q": {"format": "other", "hadamard": [1]}}}
+    found = inspect_checkpoint(native_file(metadata={"_quantization_metadata": json.dumps(listed)}))
+    assert found["rotation"] == {"rotated": 0, "plain": 1, "blocks": {}}
 
 
 def test_text_for_people(native_file, tmp_path):

@@ -3,6 +3,8 @@ import itertools
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections import namedtuple
 
 import pytest
@@ -20,6 +22,7 @@ from sixbit_diffusion.sixbit_core.quantize import (
     quantize_tensors,
 )
 from sixbit_diffusion.sixbit_core.quantized import QuantizedWeight, file_entries
+from sixbit_diffusion.sixbit_core.replacing import replacing
 
 FAST = QuantizeConfig(method="rtn")
 
@@ -388,6 +391,54 @@ def test_a_shard_of_the_source_is_no_target(tiny, store):
     shard = sorted(folder.glob("*.safetensors"))[0]
     with pytest.raises(CheckpointError, match="is the source itself"):
         quantize_checkpoint(folder, shard, QuantizeConfig(force=True))
+
+
+def test_no_weights_of_the_pipeline_are_a_target(tiny, store):
+    folder = store(tiny(), "pipeline folder")
+    vae = folder / "vae" / "diffusion_pytorch_model.safetensors"
+    vae.parent.mkdir()
+    vae.write_bytes(b"vae")
+    weights = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    for source in (folder, folder / "transformer", weights):
+        with pytest.raises(CheckpointError, match="is the source itself or part of its pipeline"):
+            quantize_checkpoint(source, vae, QuantizeConfig(method="rtn", force=True))
+    assert vae.read_bytes() == b"vae"
+    quantize_checkpoint(folder, folder / "6bit.safetensors", FAST)
+
+
+def test_a_target_made_meanwhile_stays(native_file, tmp_path):
+    target = tmp_path / "out.safetensors"
+
+    def other(*_):
+        target.write_bytes(b"theirs")
+
+    with pytest.raises(CheckpointError, match=r"was made by another program meanwhile; .*--force"):
+        quantize_checkpoint(native_file(), target, FAST, other)
+    assert target.read_bytes() == b"theirs" and not list(tmp_path.glob(".*"))
+    quantize_checkpoint(native_file(), target, QuantizeConfig(method="rtn", force=True), other)
+    assert open_checkpoint(target).is_quantized
+
+
+@pytest.mark.skipif(os.name == "nt", reason="processes cannot be asked there")
+def test_leftovers_of_dead_processes_are_removed(native_file, tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    dead = tmp_path / f".out.safetensors.tmp-{ended.pid}"
+    kept = [tmp_path / f".out.safetensors.tmp-{os.getppid()}", tmp_path / f".b.safetensors.tmp-{ended.pid}"]
+    for path in (dead, *kept):
+        path.write_bytes(b"half")
+    quantize_checkpoint(native_file(), tmp_path / "out.safetensors", FAST)
+    assert not dead.exists() and all(path.exists() for path in kept)
+    beside = tmp_path / f".p.tmp-{ended.pid}.json"
+    beside.write_text("half")
+    with replacing(tmp_path / "p.json") as path:
+        path.write_text("whole")
+    assert not beside.exists()
+
+
+def test_a_target_whose_name_is_too_long(native_file, tmp_path):
+    with pytest.raises(CheckpointError, match=r"cannot write .*name too long"):
+        quantize_checkpoint(native_file(), tmp_path / ("a" * 300 + ".safetensors"), FAST)
 
 
 def test_fp32_that_overflows_fp16_is_named(tmp_path):
