@@ -15,12 +15,13 @@ from ..sixbit_core.calibrate import fit_predictor, solve_thetas
 from ..sixbit_core.calibration_run import CalibrationRun, FullWeight, LinearRecord
 from ..sixbit_core.config import PRESETS, DMPQConfig
 from ..sixbit_core.predictor import Predictor
-from ..sixbit_core.sample_inputs import write_inputs
+from ..sixbit_core.sample_inputs import FILE_NAME, write_inputs
 from .attach import block_linears
 from .errors import InputError
 from .facts import ModelFacts, check_clip, check_sampling, check_text_to_video, read_facts
-from .files import check_target, make_folder
-from .machine import find_machine, synchronize
+from .files import check_target
+from .machine import Machine, find_machine, synchronize
+from .memory import check_memory
 from .pipeline import LoadedModel, TextEmbeds, load_model
 from .prompts import read_prompts
 from .sample import ClipSpec, sample, sample_under
@@ -73,7 +74,7 @@ def calibrate(
         InputError: for what cannot be carried out, before weights load.
     """
     machine = find_machine(request.device)
-    facts, specs = _checked(request)
+    facts, specs = _checked(request, machine)
     model = load_model(request.model, request.pipeline, "search", machine, facts=facts)
     clips = _Clips(specs, tuple(model.encode(c.prompt, c.negative, c.guided) for c in specs))
     paper = not facts.checkpoint.is_quantized
@@ -142,7 +143,7 @@ def full_weights(model: LoadedModel) -> FullWeight:
     return lambda block, kind: linears[block][kind].weight
 
 
-def _checked(request: CalibrateRequest) -> tuple[ModelFacts, tuple[ClipSpec, ...]]:
+def _checked(request: CalibrateRequest, machine: Machine) -> tuple[ModelFacts, tuple[ClipSpec, ...]]:
     """The model and the clips that a request asks for."""
     check_sampling(request.steps, request.cfg, request.seed)
     if request.steps < MIN_STEPS:
@@ -150,14 +151,16 @@ def _checked(request: CalibrateRequest) -> tuple[ModelFacts, tuple[ClipSpec, ...
     if not request.bits or not all(4 <= bits <= 8 for bits in request.bits):
         raise InputError(f"--bits must lie between 4 and 8, got {_listed(request.bits)}")
     prompts = read_prompts(request.model, request.prompts, DEFAULT_PROMPTS, held_out=False)
+    check_sampling(request.steps, request.cfg, request.seed + len(prompts) - 1)
     facts = read_facts(request.model, request.pipeline)
     size = request.size or facts.size
     frames = facts.frames if request.frames is None else request.frames
     check_text_to_video(facts, "calibrate")
     check_clip(facts, size, frames, None)
+    check_memory(facts, size, frames, request.cfg > 1, machine)
     check_target(request.out, "--out")
     if request.inputs is not None:
-        make_folder(request.inputs)
+        check_target(request.inputs / FILE_NAME, "--inputs")
     return facts, tuple(
         ClipSpec(prompt.text, size, frames, "", request.steps, request.cfg, request.seed + number)
         for number, prompt in enumerate(prompts)

@@ -22,6 +22,7 @@ from ..sixbit_core.config import NATIVE_FP4
 from .errors import InputError
 from .facts import ModelFacts, check_clip, read_facts
 from .machine import Machine, find_machine, spelled_bytes, versions
+from .memory import check_memory
 from .settings import Choice, RunSettings, settle
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def _model_lines(
     size, frames = given.size or facts.size, facts.frames if given.frames is None else given.frames
     try:
         check_clip(facts, size, frames, Path("image") if facts.needs_image else None)
+        check_memory(facts, size, frames, given.cfg > 1, machine)
     except InputError as error:
         yield f"clip: {error}"
         return

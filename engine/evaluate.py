@@ -19,6 +19,7 @@ from .facts import ModelFacts, check_clip, check_sampling, check_text_to_video, 
 from .files import check_target, write_json
 from .intervals import bootstrap_mean, wilson
 from .machine import Machine, find_machine, reset_peak_memory, versions
+from .memory import check_memory
 from .pipeline import LoadedModel, load_model
 from .prompts import Prompt, read_prompts
 from .report import compare_clips, make_report, status_line
@@ -165,8 +166,10 @@ def _prepare(request: EvaluateRequest) -> _Work:
     facts = read_facts(request.model, request.pipeline)
     size, frames = request.size or facts.size, facts.frames if request.frames is None else request.frames
     check_text_to_video(facts, "evaluate")
-    check_sampling(request.steps, request.cfg, min(request.seeds))
+    for seed in request.seeds:
+        check_sampling(request.steps, request.cfg, seed)
     check_clip(facts, size, frames, None)
+    check_memory(facts, size, frames, request.cfg > 1, machine)
     if request.workers < 1:
         raise InputError(f"--workers must be 1 or more, got {request.workers}")
     if request.against_full and facts.checkpoint.is_quantized:

@@ -33,6 +33,7 @@ STRUCTURE = (
     "ofs_embed_dim",
 )
 SECTIONS = ("text_encoder", "tokenizer", "vae", "scheduler")
+MAX_SIDE, MAX_FRAMES = 8192, 8193  # far above what any family was trained for
 TOKENIZERS = ("tokenizer.json", "spiece.model")  # either holds the whole vocabulary
 
 
@@ -174,6 +175,10 @@ def read_facts(model: str, pipeline: Path | None = None) -> ModelFacts:
 
 def check_clip(facts: ModelFacts, size: tuple[int, int], frames: int, image: Path | None) -> None:
     """Refuse a clip that the model cannot make, naming the nearest it can. Raises InputError."""
+    if max(size) > MAX_SIDE:
+        raise InputError(f"--size {size[0]}x{size[1]}: height and width must be {MAX_SIDE} or less")
+    if frames > MAX_FRAMES:
+        raise InputError(f"--frames must be {MAX_FRAMES} or less, got {frames}")
     step = facts.size_step
     near = tuple(max(step, round(side / step) * step) for side in size)
     if near != tuple(size):

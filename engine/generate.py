@@ -13,6 +13,7 @@ from .errors import InputError
 from .facts import ModelFacts, check_clip, check_sampling, read_facts
 from .files import check_target, make_folder, write_json
 from .machine import find_machine, reset_peak_memory
+from .memory import check_memory
 from .pipeline import LoadedModel, TextEmbeds, load_model
 from .report import compare_clips, done_line, make_report, status_line
 from .sample import ClipSpec, Sampled, place_cache, sample
@@ -83,6 +84,7 @@ def generate(
     machine = find_machine(request.device)
     facts = read_facts(request.model, request.pipeline)
     clip = check_request(request, facts)
+    check_memory(facts, clip.size, clip.frames, clip.guided, machine)
     settings = settle(request.choice, facts, machine)
     out = make_folder(request.out)
     for name in RESULTS:

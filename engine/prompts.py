@@ -1,5 +1,6 @@
 """Captions to evaluate and calibrate with: the reference's own world, a file, or a few plain ones."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from .facts import REFERENCE
 if TYPE_CHECKING:
     from ..reference.world import Scene
 
+MOST = 100_000
 HELD_OUT_SEED, TRAIN_SEED = 7, 11
 PLAIN = (
     "A golden retriever runs along a beach at sunset, waves rolling in behind it.",
@@ -43,12 +45,12 @@ def read_prompts(model: str, given: str | None, default: int, held_out: bool) ->
     Raises:
         InputError: for a file that is not there or empty, or a number that cannot be.
     """
-    if given is not None and not given.lstrip("+-").isdecimal():
+    if given is not None and not re.fullmatch(r"[+-]?\d+", given, re.ASCII):
         return _from_file(Path(given))
     most = default if model == REFERENCE else min(default, len(PLAIN))
-    count = most if given is None else int(given)
-    if count < 1:
-        raise InputError(f"--prompts must be 1 or more, or a file, got {count}")
+    count = most if given is None else int(given[:12])  # the longest number that is allowed is shorter
+    if not 1 <= count <= MOST:
+        raise InputError(f"--prompts must be between 1 and {MOST}, or a file, got {count}")
     if model == REFERENCE:
         from ..reference.world import sample_prompts
 

@@ -7,6 +7,7 @@ measured, each other one row with its key. They go when FILE is written.
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -45,14 +46,19 @@ class RowStore:
     def load(self) -> None:
         """Read what any process has finished."""
         for file in self.partials():
-            lines = [line for line in file.read_text(encoding="utf-8").split("\n") if line]
-            if not lines or _parsed(lines[0]) is None:  # cut short before there was a row, or being begun
-                if file == self._own:
-                    file.unlink()
+            try:
+                lines = [line for line in file.read_text(encoding="utf-8").split("\n") if line]
+            except (OSError, UnicodeDecodeError) as error:
+                raise InputError(f"{file} cannot be read ({error}); move it away") from error
+            if not lines or (len(lines) == 1 and json.dumps(self._what).startswith(lines[0])):
+                if file == self._own and (not lines or _parsed(lines[0]) is None):
+                    file.unlink()  # cut short before there was a row; another process's is being begun
                 continue
             entries = [entry for entry in map(_parsed, lines) if entry is not None]
-            if entries[0] != self._what:
+            if not entries or entries[0] != self._what:
                 raise InputError(f"{file} is of another measurement; delete it or choose another --out")
+            if not all(isinstance(entry, dict) and {"key", "row"} <= entry.keys() for entry in entries[1:]):
+                raise InputError(f"{file} is damaged; delete it or choose another --out")
             self.rows.update({entry["key"]: entry["row"] for entry in entries[1:]})
 
     def add(self, key: str, row: Row) -> None:
@@ -67,8 +73,8 @@ class RowStore:
 
     def partials(self) -> list[Path]:
         """The partial files that stand there."""
-        whole = self._path.with_name(f"{self._path.name}.partial")
-        return sorted([*self._path.parent.glob(f"{whole.name}-*"), *([whole] if whole.exists() else [])])
+        ours = re.compile(re.escape(self._path.name) + r"\.partial(-\d+)?", re.ASCII)
+        return sorted(file for file in self._path.parent.iterdir() if ours.fullmatch(file.name))
 
     def clear(self) -> None:
         """Remove the partial files, once the result is written."""

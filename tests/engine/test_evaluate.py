@@ -1,10 +1,12 @@
 import json
+import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 from sixbit_diffusion.engine import evaluate as evaluating
 from sixbit_diffusion.engine.cli import main
+from sixbit_diffusion.engine.errors import InputError
 from sixbit_diffusion.engine.machine import find_machine
 from sixbit_diffusion.engine.prompts import Prompt, read_prompts
 from sixbit_diffusion.engine.rows import RowStore, mine, run_workers
@@ -86,6 +88,33 @@ def test_a_file_cut_in_its_first_line_is_begun_anew(tmp_path):
         (tmp_path / "r.json.partial").unlink()
 
 
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff\xfe", b"my own notes", b'\n{"what": 1}\n{"key": "a"}', b'\n{"what": 1}\n[1]', b"[]\n[]"],
+)
+def test_a_partial_file_that_is_not_ours_is_refused_and_kept(content, tmp_path):
+    file = tmp_path / "r.json.partial"
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=r"r\.json\.partial"):
+        RowStore(tmp_path / "r.json", {"what": 1})
+    assert file.read_bytes() == content
+
+
+def test_only_our_own_partial_files_are_read_and_removed(tmp_path):
+    for name in ("r[1].json.partial-notes", "r1.json.partial-0", "r[1].json.partial.bak"):
+        (tmp_path / name).write_text("mine")
+    for shard in (None, (0, 2), (1, 2)):
+        RowStore(tmp_path / "r[1].json", {}, shard).add(str(shard), {"x": 1})
+    store = RowStore(tmp_path / "r[1].json", {})
+    assert set(store.rows) == {"None", "(0, 2)", "(1, 2)"}
+    store.clear()
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "r1.json.partial-0",
+        "r[1].json.partial-notes",
+        "r[1].json.partial.bak",
+    ]
+
+
 @pytest.mark.parametrize("changed", ["captions", "versions", "predictor", "machine"])
 def test_rows_of_other_captions_predictor_version_or_machine_are_refused(
     changed, tiny_folder, tmp_path, monkeypatch
@@ -141,6 +170,21 @@ def test_a_worker_that_fails_is_told(tmp_path):
     script.write_text("import sys\nsys.exit(f'no luck with {sys.argv[-1]}')\n")
     with pytest.raises(RuntimeError, match="a worker failed: no luck with"):
         run_workers([sys.executable, str(script)], 2, lambda: None)
+
+
+def test_workers_end_when_starting_one_fails(monkeypatch):
+    started, start = [], subprocess.Popen
+
+    def second_fails(*given, **more):
+        if started:
+            raise KeyboardInterrupt
+        started.append(start(*given, **more))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", second_fails)
+    with pytest.raises(KeyboardInterrupt):
+        run_workers([sys.executable, "-c", "import time; time.sleep(60)"], 2, lambda: None)
+    assert started[0].poll() is not None
 
 
 def test_the_evaluator_marks_a_clip_of_the_reference():

@@ -9,6 +9,9 @@ import pytest
 from PIL import Image
 from sixbit_diffusion.engine import generate as generating
 from sixbit_diffusion.engine.cli import main
+from sixbit_diffusion.engine.errors import InputError
+from sixbit_diffusion.engine.machine import find_machine
+from sixbit_diffusion.engine.memory import check_memory
 from sixbit_diffusion.engine.video import write_mp4
 
 REPORT_KEYS = {
@@ -88,3 +91,10 @@ def test_a_name_with_a_colon_is_a_file(tmp_path, monkeypatch):
     Path("a:b").mkdir()
     write_mp4(Path("a:b") / "clip.mp4", np.zeros((3, 32, 32, 3), np.uint8), 8)
     assert (tmp_path / "a:b" / "clip.mp4").stat().st_size > 0
+
+
+def test_a_clip_beyond_the_memory_of_the_machine_is_refused(tiny):
+    small = replace(find_machine("cpu"), memory_bytes=1 << 20)
+    check_memory(tiny.facts, (32, 32), 9, True, small)
+    with pytest.raises(InputError, match=r"4097 frames of 1024x1024 need 96\.0. GiB or more.* has 1\.0 MiB"):
+        check_memory(tiny.facts, (1024, 1024), 4097, True, small)
