@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from .families import ModelFamily, Shape, find_family, to_native
-from .fingerprint import fingerprint, sample_range
+from .fingerprint import ADDED_TABLES, fingerprint, sample_range
 from .locate import collect
 from .quantized import (
     COMPANIONS,
@@ -229,7 +229,7 @@ def _check_types(
     infos: Mapping[str, TensorInfo], shapes: Mapping[str, Shape], formats: Mapping[str, Mapping]
 ) -> None:
     """What no quantization entry explains is in a type that holds the values themselves."""
-    for name in shapes:
+    for name in sorted(set(shapes) - ADDED_TABLES):
         if name.removesuffix(".weight") not in formats and infos[name].dtype not in _PLAIN:
             raise ValueError(
                 f"{name} is {_spelt(infos[name].dtype)}; needed is a checkpoint in bf16, fp16 or fp32, "

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 SAMPLE_BYTES = 64
-_LEFT_OUT = frozenset({"patch_embed.pos_embedding"})
+ADDED_TABLES = frozenset({"patch_embed.pos_embedding"})  # loaders may add one, in a type of their own
 
 
 def sample_range(nbytes: int) -> tuple[int, int]:
@@ -36,7 +36,7 @@ def fingerprint(shapes: Mapping[str, tuple[int, ...]], sample: Callable[[str], b
         32 hexadecimal digits.
     """
     digest = hashlib.sha256()
-    for name in sorted(set(shapes) - _LEFT_OUT):
+    for name in sorted(set(shapes) - ADDED_TABLES):
         digest.update(f"{name} {','.join(map(str, shapes[name]))}\n".encode())
         digest.update(sample(name))
     return digest.hexdigest()[:32]

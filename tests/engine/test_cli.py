@@ -240,10 +240,13 @@ def test_a_signal_ends_as_ctrl_c_does(name, tmp_path, capsys, monkeypatch):
             raise AssertionError("the signal was not seen")
 
     monkeypatch.setattr("sixbit_diffusion.sixbit_core.inspect.inspect_checkpoint", killed)
-    before = signal.getsignal(number)
-    assert main(["inspect", "file"]) == 128 + number
-    assert capsys.readouterr().err == f"sixbit: stopped by {name}\n"
-    assert not list(tmp_path.iterdir()) and signal.getsignal(number) == before
+    started_with = signal.signal(number, signal.SIG_DFL)  # under nohup it is ignored, and would stay so
+    try:
+        assert main(["inspect", "file"]) == 128 + number
+        assert capsys.readouterr().err == f"sixbit: stopped by {name}\n"
+        assert not list(tmp_path.iterdir()) and signal.getsignal(number) == signal.SIG_DFL
+    finally:
+        signal.signal(number, started_with)
 
 
 def test_a_folder_that_cannot_be_written_is_refused_first(tiny_folder, tmp_path, capsys, monkeypatch):
