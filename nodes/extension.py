@@ -6,11 +6,13 @@ from .delta_cache import SixBitTemporalDeltaCache
 from .dmpq import SixBitApplyDMPQ
 from .latent import SixBitEmptyLatent
 from .load import SixBitLoadCogVideoX
+from .quantize import SixBitQuantize
 from .reference import SixBitLoadReference
 from .report import SixBitRunReport
 
 NODES: list[type[io.ComfyNode]] = [
     SixBitLoadCogVideoX,
+    SixBitQuantize,
     SixBitApplyDMPQ,
     SixBitTemporalDeltaCache,
     SixBitRunReport,

@@ -15,11 +15,11 @@ from ..sixbit_core.quantized import QuantizedWeight
 from .bridge import MODEL_FACTS, ModelFacts
 from .model import ModelPlan, SixBitCogVideoX
 from .packed import pack
+from .precision import check_precision, float_type
 from .scales import Scales
 
 # diffusers' own defaults of what tensors cannot tell, for weights that come without config.json.
 _DEFAULTS = {"sample_height": 60, "sample_width": 90, "sample_frames": 49, "max_text_seq_length": 226}
-_PLAIN = {torch.float32, torch.float16, torch.bfloat16}
 
 
 def transformer_config(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -41,11 +41,7 @@ def load_checkpoint(
     Raises:
         CheckpointError: a tensor is missing, damaged or of a type that cannot be run.
     """
-    if _float_type(checkpoint) == torch.float16 and checkpoint.family.native_dtype != "float16":
-        raise CheckpointError(
-            f"{checkpoint.path}: {checkpoint.family.label} overflows in float16 and gives a black clip; "
-            "use its bfloat16 weights"
-        )
+    check_precision(checkpoint)
     dtype, cast = _types(checkpoint)
     tensors, quantized = _read(checkpoint, quantize, dtype)
     config = transformer_config(checkpoint)
@@ -87,22 +83,13 @@ def _empty_model(
 def _types(checkpoint: Checkpoint) -> tuple[torch.dtype, torch.dtype | None]:
     """The type weights are kept in, and the type the host computes in where that is another one."""
     management = comfy.model_management
-    own = _float_type(checkpoint)
+    own = float_type(checkpoint)
     allowed = [torch.bfloat16, torch.float32]
     if checkpoint.family.native_dtype == "float16":
         allowed.insert(0, torch.float16)
     size = sum(info.nbytes // info.dtype.itemsize for info in checkpoint.infos.values())
     dtype = management.unet_dtype(model_params=size, supported_dtypes=allowed, weight_dtype=own)
     return dtype, management.unet_manual_cast(dtype, management.get_torch_device(), allowed)
-
-
-def _float_type(checkpoint: Checkpoint) -> torch.dtype:
-    """Type of most of the values that are not quantized."""
-    counts: dict[torch.dtype, int] = {}
-    for info in checkpoint.infos.values():
-        if info.dtype in _PLAIN:
-            counts[info.dtype] = counts.get(info.dtype, 0) + info.nbytes // info.dtype.itemsize
-    return max(counts, key=counts.__getitem__) if counts else torch.bfloat16
 
 
 def _read(

@@ -10,6 +10,7 @@ from host_cases import Variant, make_transformer
 
 NODES = {
     "SixBitLoadCogVideoX",
+    "SixBitQuantize",
     "SixBitApplyDMPQ",
     "SixBitTemporalDeltaCache",
     "SixBitRunReport",
