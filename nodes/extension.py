@@ -4,6 +4,7 @@ from comfy_api.latest import ComfyExtension, io
 
 from .delta_cache import SixBitTemporalDeltaCache
 from .dmpq import SixBitApplyDMPQ
+from .image_to_video import SixBitImageToVideo
 from .latent import SixBitEmptyLatent
 from .load import SixBitLoadCogVideoX
 from .quantize import SixBitQuantize
@@ -17,6 +18,7 @@ NODES: list[type[io.ComfyNode]] = [
     SixBitTemporalDeltaCache,
     SixBitRunReport,
     SixBitEmptyLatent,
+    SixBitImageToVideo,
     SixBitLoadReference,
 ]
 

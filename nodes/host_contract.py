@@ -42,6 +42,7 @@ _PATCH_EMBED = (
     "patch_size patch_size_t in_channels dim text_dim use_positional_embeddings "
     "use_learned_positional_embeddings device dtype operations"
 )
+_OUTER_SAMPLE = "noise latent_image sampler sigmas denoise_mask callback disable_pbar seed latent_shapes"
 _BLOCK = "hidden_states encoder_hidden_states temb image_rotary_emb transformer_options"
 SEAMS: tuple[Seam, ...] = (
     Seam("comfy.ops", "CastWeightBiasOp", (), "the host moves 6-bit weights"),
@@ -114,7 +115,8 @@ SEAMS: tuple[Seam, ...] = (
     Seam("comfy.model_patcher", "ModelPatcher.set_attachments", ("key", "attachment"), "runs"),
     Seam("comfy.patcher_extension", "WrappersMP.OUTER_SAMPLE", (), "a run's state"),
     Seam("comfy.patcher_extension", "WrappersMP.DIFFUSION_MODEL", (), "skipping blocks"),
-    Seam("comfy.samplers", "CFGGuider.outer_sample", ("sigmas",), "a run's state"),
+    Seam("comfy.samplers", "CFGGuider.outer_sample", tuple(_OUTER_SAMPLE.split()), "a run's state"),
+    Seam("comfy.sample", "prepare_noise", ("latent_image", "seed"), "1.5's pairs of frames"),
 )
 
 
@@ -135,9 +137,12 @@ def load_or_plain(checkpoint: Checkpoint, scales: Scales, quantize: bool) -> Any
     """A MODEL with our features; on a host we do not know, a plain bf16 one, and a line that says so."""
     broken = mismatches()
     if not broken:
+        from .fit import KEY, fit_clip
         from .loading import load_checkpoint
 
-        return load_checkpoint(checkpoint, scales, quantize)
+        model = load_checkpoint(checkpoint, scales, quantize)
+        model.add_wrapper_with_key("outer_sample", KEY, fit_clip)
+        return model
     logging.warning(
         f"6Bit: this ComfyUI is not one this pack knows ({broken[0]}; {len(broken)} in all): "
         f"{checkpoint.path.name} is loaded in bf16 by ComfyUI itself, without the features of this pack"

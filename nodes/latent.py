@@ -6,6 +6,8 @@ import comfy.model_management
 import torch
 from comfy_api.latest import io
 
+from .clip import SPATIAL, ClipRules
+
 
 class SixBitEmptyLatent(io.ComfyNode):
     @classmethod
@@ -27,31 +29,24 @@ class SixBitEmptyLatent(io.ComfyNode):
 
     @classmethod
     def execute(cls, model: Any, width: int, height: int, frames: int, batch_size: int = 1) -> io.NodeOutput:
-        from .bridge import facts_of
-
-        facts = facts_of(model)
-        if facts is None:
-            raise ValueError("this node needs a model of Load 6Bit CogVideoX or Load 6Bit Reference")
-        family = facts.checkpoint.family
-        check_clip(family.label, width, height, frames, 8 * family.patch_size, family.frame_step)
-        time_patch = family.patch_size_t or 1
-        length = (frames - 1) // 4 + 1
-        length += -length % time_patch
-        shape = (batch_size, family.out_channels, length, height // 8, width // 8)
-        samples = torch.zeros(shape, device=comfy.model_management.intermediate_device())
-        return io.NodeOutput({"samples": samples, "downscale_ratio_spacial": 8})
+        return io.NodeOutput(empty_latent(model, width, height, frames, batch_size))
 
 
-def check_clip(label: str, width: int, height: int, frames: int, size_step: int, frame_step: int) -> None:
-    """Refuse a clip that the model cannot make, naming the nearest it can. Raises ValueError."""
-    near = [max(size_step, round(side / size_step) * size_step) for side in (width, height)]
-    if near != [width, height]:
-        raise ValueError(
-            f"{label} takes width and height in multiples of {size_step}, got {width}x{height}; "
-            f"the nearest is {near[0]}x{near[1]}"
-        )
-    if (frames - 1) % frame_step:
-        low = (frames - 1) // frame_step * frame_step + 1
-        raise ValueError(
-            f"{label} takes {frame_step}N+1 frames, got {frames}; nearest are {low} and {low + frame_step}"
-        )
+def empty_latent(model: Any, width: int, height: int, frames: int, batch_size: int = 1) -> dict[str, Any]:
+    """A latent of zeros for a clip. Raises ValueError where the model cannot make it."""
+    rules = rules_of(model)
+    rules.check_clip(width, height, frames)
+    shape = rules.latent_shape(width, height, frames, batch_size)
+    samples = torch.zeros(shape, device=comfy.model_management.intermediate_device())
+    return {"samples": samples, "downscale_ratio_spacial": SPATIAL}
+
+
+def rules_of(model: Any) -> ClipRules:
+    """What a MODEL of this pack, or the host's own CogVideoX, can make. Raises ValueError for another."""
+    network = getattr(model.model, "diffusion_model", None)
+    if hasattr(model.model, "plan"):
+        return model.model.plan.rules
+    if type(network).__name__ != "CogVideoXTransformer3DModel":
+        name = type(model.model).__name__
+        raise ValueError(f"this node needs a CogVideoX model, got {name}; load one with Load 6Bit CogVideoX")
+    return ClipRules("this CogVideoX", network.out_channels, network.patch_size, network.patch_size_t or 1)

@@ -12,6 +12,7 @@ import comfy.model_sampling
 import torch
 from comfy.ldm.cogvideo.model import CogVideoXPatchEmbed, CogVideoXTransformer3DModel
 
+from .clip import SPATIAL, ClipRules
 from .linear import QuantizedLinear
 from .positions import Grid, rotary_table, sincos_table
 from .schedule import sigmas
@@ -52,6 +53,16 @@ class ModelPlan:
     snr_shift_scale: float
     inverted_image_latents: bool
 
+    @property
+    def rules(self) -> ClipRules:
+        """Which clips it makes."""
+        config = self.config
+        learned = bool(config.get("use_learned_positional_embeddings"))
+        own = (config["sample_width"] * SPATIAL, config["sample_height"] * SPATIAL) if learned else None
+        return ClipRules(
+            self.label, config["out_channels"], config["patch_size"], config["patch_size_t"] or 1, own
+        )
+
 
 class PatchEmbed(CogVideoXPatchEmbed):
     """The host's patch embedding, with diffusers' additive positions."""
@@ -70,7 +81,7 @@ class PatchEmbed(CogVideoXPatchEmbed):
             dtype=dtype,
             operations=operations,
         )
-        self.label, self.config = plan.label, config
+        self.config = config
         self.learned = bool(config.get("use_learned_positional_embeddings"))
         self.sincos = not self.learned and not config.get("use_rotary_positional_embeddings")
         if self.learned:
@@ -98,25 +109,18 @@ class PatchEmbed(CogVideoXPatchEmbed):
         return joint + table.to(joint.dtype)
 
     def _table(self, grid: Grid, text: int, device: torch.device) -> torch.Tensor:
-        if self.sincos:
-            scales = (
-                self.config.get("spatial_interpolation_scale", 1.875),
-                self.config.get("temporal_interpolation_scale", 1.0),
-            )
-            video = sincos_table(grid, self.dim, *scales, device)
-            return torch.nn.functional.pad(video, (0, 0, text, 0))
-        if grid != self.own_grid:
-            frames, height, width = self.own_grid
-            scale = 8 * self.patch_size
-            raise ValueError(
-                f"{self.label} was made for {width * scale}x{height * scale} and {frames} latent frames, "
-                f"the latent is {grid[2] * scale}x{grid[1] * scale} with {grid[0]}; use its own size"
-            )
-        table = self.pos_embedding[0].to(device)
-        first = self.config["max_text_seq_length"]
-        return torch.cat(
-            [table[: min(text, first)], table.new_zeros(max(0, text - first), self.dim), table[first:]]
+        """What is added to text and video tokens. A learned table is for its own length; as in diffusers any
+        other length takes sincos positions."""
+        if self.learned and grid == self.own_grid:
+            table, first = self.pos_embedding[0].to(device), self.config["max_text_seq_length"]
+            lead = torch.nn.functional.pad(table[: min(text, first)], (0, 0, 0, max(0, text - first)))
+            return torch.cat([lead, table[first:]])
+        scales = (
+            self.config.get("spatial_interpolation_scale", 1.875),
+            self.config.get("temporal_interpolation_scale", 1.0),
         )
+        video = sincos_table(grid, self.dim, *scales, device)
+        return torch.nn.functional.pad(video, (0, 0, text, 0))
 
 
 class Transformer(CogVideoXTransformer3DModel):
@@ -175,10 +179,16 @@ class SixBitCogVideoX(comfy.model_base.CogVideoX):
     def concat_cond(self, **kwargs: Any) -> torch.Tensor | None:
         """The image latents beside the noise, scaled as the weights were trained."""
         image = kwargs.get("concat_latent_image")
+        if image is not None and not self.image_to_video:
+            raise ValueError(
+                f"{self.plan.label} makes video from text alone; take CogVideoX Image to Video out, or load "
+                "an image-to-video model"
+            )
         if self.image_to_video and image is None:
             raise ValueError(
                 f"{self.plan.label} needs an image; put CogVideoX Image to Video before the sampler"
             )
-        if image is not None and self.plan.inverted_image_latents:
-            kwargs["concat_latent_image"] = image / self.latent_format.scale_factor**2
+        if image is not None:  # the host scales in place; what comes belongs to the graph
+            square = self.latent_format.scale_factor**2 if self.plan.inverted_image_latents else 1.0
+            kwargs["concat_latent_image"] = image / square
         return super().concat_cond(**kwargs)

@@ -1,14 +1,21 @@
-"""Tiny random checkpoints of every CogVideoX variant, and what diffusers makes of them. Needs diffusers."""
+"""Tiny random pipelines of every CogVideoX variant, and what diffusers makes of them. Needs diffusers."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from diffusers import CogVideoXDDIMScheduler, CogVideoXPipeline, CogVideoXTransformer3DModel
+from diffusers import (
+    AutoencoderKLCogVideoX,
+    CogVideoXDDIMScheduler,
+    CogVideoXImageToVideoPipeline,
+    CogVideoXPipeline,
+    CogVideoXTransformer3DModel,
+)
 from safetensors.torch import save_file
 
 TEXT, TEXT_WIDTH, CHANNELS = 16, 32, 4
+SIZES = ((64, 96), (48, 80))  # pixels, height and width; the first is the trained one
+CFG = 6.0
 
 
 @dataclass(frozen=True)
@@ -18,23 +25,36 @@ class Variant:
     Attributes:
         changes: to the transformer's configuration.
         shift, scale: snr_shift_scale and the VAE's factor.
-        sizes: latent (frames, height, width) that are tried; the first is the trained one.
+        latents: (frames, height, width) of latents whose prediction is tried.
+        sizes, lengths: of whole clips, in pixels and frames.
     """
 
     name: str
     changes: dict = field(default_factory=dict)
     shift: float = 1.0
     scale: float = 0.7
-    sizes: tuple[tuple[int, int, int], ...] = ((3, 8, 12), (2, 8, 12), (3, 6, 10), (4, 12, 8))
+    latents: tuple[tuple[int, int, int], ...] = ((3, 8, 12), (2, 8, 12), (3, 6, 10), (4, 12, 8))
+    sizes: tuple[tuple[int, int], ...] = SIZES
+    lengths: tuple[int, int] = (9, 17)
 
     @property
     def image(self) -> bool:
         return self.changes.get("in_channels") == 2 * CHANNELS
 
 
+@dataclass(frozen=True)
+class Run:
+    """One whole run through KSampler."""
+
+    size: tuple[int, int]
+    frames: int
+    steps: int
+    seed: int
+
+
 _ROTARY = {"use_rotary_positional_embeddings": True}
 _LATER = {"patch_size_t": 2, "sample_height": 20, "sample_width": 20, **_ROTARY, "patch_bias": False}
-_LATER_SIZES = ((4, 8, 12), (2, 8, 12), (4, 6, 10), (6, 12, 8))
+_LATER_CLIPS = {"latents": ((4, 8, 12), (2, 8, 12), (4, 6, 10), (6, 12, 8)), "lengths": (17, 33)}
 VARIANTS = {
     variant.name: variant
     for variant in (
@@ -43,10 +63,11 @@ VARIANTS = {
         Variant(
             "5b-i2v",
             {**_ROTARY, "in_channels": 8, "use_learned_positional_embeddings": True},
-            sizes=((3, 8, 12),),
+            latents=((3, 8, 12), (2, 8, 12)),
+            sizes=SIZES[:1],
         ),
-        Variant("1.5", _LATER, sizes=_LATER_SIZES),
-        Variant("1.5-i2v", {**_LATER, "in_channels": 8, "ofs_embed_dim": 32}, sizes=_LATER_SIZES),
+        Variant("1.5", _LATER, **_LATER_CLIPS),
+        Variant("1.5-i2v", {**_LATER, "in_channels": 8, "ofs_embed_dim": 32}, **_LATER_CLIPS),
     )
 }
 
@@ -89,12 +110,37 @@ def make_scheduler(variant: Variant) -> CogVideoXDDIMScheduler:
     )
 
 
+def make_vae(variant: Variant) -> AutoencoderKLCogVideoX:
+    """A small VAE whose latents have no spread: diffusers draws them, the host takes their mean."""
+    torch.manual_seed(1)
+    vae = AutoencoderKLCogVideoX(
+        block_out_channels=(4, 4, 4, 4),
+        latent_channels=CHANNELS,
+        layers_per_block=1,
+        norm_num_groups=2,
+        scaling_factor=variant.scale,
+        invert_scale_latents="ofs_embed_dim" in variant.changes,
+    ).eval()
+    with torch.no_grad():
+        vae.encoder.conv_out.conv.weight[CHANNELS:] = 0
+        vae.encoder.conv_out.conv.bias[CHANNELS:] = -100
+    return vae
+
+
+def make_pipeline(variant: Variant) -> CogVideoXPipeline | CogVideoXImageToVideoPipeline:
+    """The variant as diffusers runs it; captions come encoded."""
+    kind = CogVideoXImageToVideoPipeline if variant.image else CogVideoXPipeline
+    parts = {"transformer": make_transformer(variant), "scheduler": make_scheduler(variant)}
+    pipeline = kind(tokenizer=None, text_encoder=None, vae=make_vae(variant), **parts)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
 def save_pipeline(variant: Variant, model: CogVideoXTransformer3DModel, folder: Path) -> None:
-    """What the loader reads of a pipeline folder: transformer, scheduler and the VAE's configuration."""
+    """What the nodes read of a pipeline folder: transformer, scheduler and VAE."""
     model.save_pretrained(folder / "transformer")
     make_scheduler(variant).save_pretrained(folder / "scheduler")
-    (folder / "vae").mkdir()
-    (folder / "vae" / "config.json").write_text(json.dumps({"scaling_factor": variant.scale}))
+    make_vae(variant).save_pretrained(folder / "vae")
 
 
 def rotary(model: CogVideoXTransformer3DModel, grid: tuple[int, int, int]) -> object:
@@ -127,54 +173,68 @@ def predict(
 
 
 @torch.no_grad()
-def sample(
+def clip_latents(
     variant: Variant,
-    model: CogVideoXTransformer3DModel,
-    noise: torch.Tensor,
-    texts: tuple[torch.Tensor, torch.Tensor],
+    pipeline: CogVideoXPipeline | CogVideoXImageToVideoPipeline,
+    run: Run,
+    texts: torch.Tensor,
     image: torch.Tensor | None,
-    steps: int,
-    cfg: float,
 ) -> torch.Tensor:
-    """A run as diffusers' pipelines do it; (negative, positive) texts, `image` in the VAE's own latents."""
-    scheduler = make_scheduler(variant)
-    scheduler.set_timesteps(steps)
-    latents = noise.transpose(1, 2)
-    beside = None
-    if image is not None:
-        factor = 1 / variant.scale if model.config.ofs_embed_dim else variant.scale
-        beside = (factor * image).expand(2, -1, -1, -1, -1)
-    for step in scheduler.timesteps:
-        x = latents.expand(2, -1, -1, -1, -1).transpose(1, 2)
-        x = x if beside is None else torch.cat([x, beside], dim=1)
-        plain, guided = predict(model, x, torch.cat(texts), step).transpose(1, 2).chunk(2)
-        guess = plain + cfg * (guided - plain)
-        latents = scheduler.step(guess, step, latents, return_dict=False)[0]
-    return latents.transpose(1, 2)
+    """Latents (1, C, frames, h, w) of diffusers' own call in the VAE's scale; without those that only pad.
+
+    Args:
+        texts: (2, tokens, width), negative and positive.
+        image: (1, H, W, 3), of an image-to-video variant.
+    """
+    kept = (run.frames - 1) // 4 + 1
+    frames = kept + kept % (pipeline.transformer.config.patch_size_t or 1)
+    height, width = run.size
+    shape = (1, CHANNELS, frames, height // 8, width // 8)
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(run.seed))
+    first = {} if image is None else {"image": image.movedim(-1, 1)}
+    latents = pipeline(
+        **first,
+        prompt_embeds=texts[1:],
+        negative_prompt_embeds=texts[:1],
+        height=height,
+        width=width,
+        num_frames=run.frames,
+        num_inference_steps=run.steps,
+        guidance_scale=CFG,
+        generator=torch.Generator().manual_seed(0),
+        latents=noise.transpose(1, 2),
+        output_type="latent",
+        return_dict=False,
+        max_sequence_length=TEXT,
+    )[0]
+    return latents[:, frames - kept :].transpose(1, 2) / variant.scale
 
 
-def write_case(variant: Variant, folder: Path, run_steps: tuple[int, ...] = (10, 50)) -> list[dict]:
+def write_case(variant: Variant, folder: Path, runs: list[Run]) -> dict:
     """Write pipeline, inputs and diffusers' answers of a variant; returns what the host is to compute."""
-    model = make_transformer(variant)
+    pipeline = make_pipeline(variant)
+    model = pipeline.transformer
     save_pipeline(variant, model, folder)
     generator = torch.Generator().manual_seed(7)
-    jobs: list[dict] = []
-    for index, size in enumerate(variant.sizes):
+    predictions, clips = [], []
+    for index, size in enumerate(variant.latents):
         x = torch.randn((2, model.config.in_channels, *size), generator=generator)
         texts = torch.randn((2, TEXT, TEXT_WIDTH), generator=generator)
-        step = torch.tensor(501)
-        tensors = {"x": x, "texts": texts}
         with torch.no_grad():
-            tensors["prediction"] = predict(model, x, texts, step)
+            found = predict(model, x, texts, torch.tensor(501))
+        predictions.append(_save(folder / f"prediction{index}", x=x, texts=texts, prediction=found))
+    for index, run in enumerate(runs):
+        texts = torch.randn((2, TEXT, TEXT_WIDTH), generator=generator)
+        tensors = {"texts": texts}
         if variant.image:
-            tensors["image"] = torch.randn((1, CHANNELS, *size), generator=generator)
-        steps = run_steps[index] if index < len(run_steps) else 0
-        if steps:
-            noise = torch.randn((1, CHANNELS, *size), generator=torch.manual_seed(index))
-            halves = (texts[:1], texts[1:])
-            out = sample(variant, model, noise, halves, tensors.get("image"), steps, 6.0)
-            tensors["latents"] = out / variant.scale
-        path = folder / f"case{index}.safetensors"
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-        jobs.append({"path": str(path), "seed": index, "steps": steps})
-    return jobs
+            pixels = torch.randint(0, 256, (1, *run.size, 3), generator=generator)
+            tensors["image"] = pixels / 255
+        tensors["latents"] = clip_latents(variant, pipeline, run, texts, tensors.get("image"))
+        clips.append({"path": _save(folder / f"run{index}", **tensors), **vars(run)})
+    return {"predictions": predictions, "runs": clips}
+
+
+def _save(path: Path, **tensors: torch.Tensor) -> str:
+    path = path.with_suffix(".safetensors")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    return str(path)

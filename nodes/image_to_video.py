@@ -1,0 +1,70 @@
+"""Node: the first frame of a clip, for the image-to-video models."""
+
+from typing import Any
+
+import comfy.model_management
+import comfy.utils
+import node_helpers
+import torch
+from comfy_api.latest import io
+
+from .clip import SPATIAL, ClipRules
+from .latent import rules_of
+
+
+class SixBitImageToVideo(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="SixBitImageToVideo",
+            display_name="CogVideoX Image to Video",
+            category="sixbit",
+            description="Put an image at the start of a clip; for the image-to-video models.",
+            inputs=[
+                io.Conditioning.Input("positive"),
+                io.Conditioning.Input("negative"),
+                io.Vae.Input("vae"),
+                io.Image.Input("image", tooltip="Cut about its middle and scaled to the clip's size."),
+                io.Int.Input("width", default=720, min=16, max=4096, step=16),
+                io.Int.Input("height", default=480, min=16, max=4096, step=16),
+                io.Int.Input("frames", default=49, min=1, max=1025, step=4),
+                io.Model.Input(
+                    "model",
+                    optional=True,
+                    tooltip="Connected, size and frames are checked against it here, not by the sampler.",
+                ),
+            ],
+            outputs=[
+                io.Conditioning.Output(display_name="positive"),
+                io.Conditioning.Output(display_name="negative"),
+                io.Latent.Output(),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        positive: list,
+        negative: list,
+        vae: Any,
+        image: torch.Tensor,
+        width: int,
+        height: int,
+        frames: int,
+        model: Any = None,
+    ) -> io.NodeOutput:
+        rules = ClipRules("image to video", vae.latent_channels) if model is None else rules_of(model)
+        rules.check_clip(width, height, frames)
+        first = {"concat_latent_image": vae.encode(first_frame(image, width, height))}
+        shape = rules.latent_shape(width, height, frames)
+        samples = torch.zeros(shape, device=comfy.model_management.intermediate_device())
+        positive, negative = (node_helpers.conditioning_set_values(c, first) for c in (positive, negative))
+        return io.NodeOutput(positive, negative, {"samples": samples, "downscale_ratio_spacial": SPATIAL})
+
+
+def first_frame(images: torch.Tensor, width: int, height: int) -> torch.Tensor:
+    """The first of some images (B, H, W, channels), cut and scaled to (1, height, width, 3)."""
+    image = images[:1, :, :, :3]
+    if image.shape[1:3] == (height, width):
+        return image
+    return comfy.utils.common_upscale(image.movedim(-1, 1), width, height, "lanczos", "center").movedim(1, -1)
