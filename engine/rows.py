@@ -18,6 +18,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .errors import InputError
 
 Row = dict[str, Any]
@@ -93,7 +95,7 @@ def mine(keys: Sequence[str], shard: Shard | None) -> list[str]:
 
 
 def run_workers(program: Sequence[str], count: int, watch: Callable[[], None]) -> None:
-    """Run `program` in `count` processes, each told `--shard I/count`, and wait for all of them.
+    """Run `program` in `count` processes, each told `--shard I/count` and given one GPU; wait for all.
 
     Args:
         watch: called twice a second, to show how far they are.
@@ -103,15 +105,18 @@ def run_workers(program: Sequence[str], count: int, watch: Callable[[], None]) -
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     environment = {"OMP_NUM_THREADS": str(max(1, cores // count)), **os.environ}
+    gpus = _visible_gpus()
     with ExitStack() as open_files:
         said = [open_files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(count)]
         workers: list[subprocess.Popen] = []
         try:
             for index, file in enumerate(said):
                 command = [*program, "--shard", f"{index}/{count}"]
-                workers.append(
-                    subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=file)
+                mine_alone = {} if len(gpus) < 2 else {"CUDA_VISIBLE_DEVICES": gpus[index % len(gpus)]}
+                worker = subprocess.Popen(
+                    command, env=environment | mine_alone, stdout=subprocess.DEVNULL, stderr=file
                 )
+                workers.append(worker)
             while any(worker.poll() is None for worker in workers):
                 if any(worker.poll() not in (None, 0) for worker in workers):
                     break
@@ -129,6 +134,12 @@ def run_workers(program: Sequence[str], count: int, watch: Callable[[], None]) -
                     worker.terminate()
             for worker in workers:
                 worker.wait()
+
+
+def _visible_gpus() -> list[str]:
+    """The GPUs that workers share, as CUDA_VISIBLE_DEVICES names them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",") if named else [str(index) for index in range(torch.cuda.device_count())]
 
 
 def own_program() -> list[str]:

@@ -172,6 +172,18 @@ def test_a_worker_that_fails_is_told(tmp_path):
         run_workers([sys.executable, str(script)], 2, lambda: None)
 
 
+def test_workers_share_the_gpus(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    script = tmp_path / "worker.py"
+    script.write_text(
+        "import os, pathlib, sys\n"
+        "shard = sys.argv[-1].replace('/', '-')\n"
+        f"pathlib.Path({str(tmp_path)!r}, shard).write_text(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+    )
+    run_workers([sys.executable, str(script)], 3, lambda: None)
+    assert [(tmp_path / f"{n}-3").read_text() for n in range(3)] == ["4", "7", "4"]
+
+
 def test_workers_end_when_starting_one_fails(monkeypatch):
     started, start = [], subprocess.Popen
 
