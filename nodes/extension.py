@@ -7,6 +7,7 @@ from .dmpq import SixBitApplyDMPQ
 from .image_to_video import SixBitImageToVideo
 from .latent import SixBitEmptyLatent
 from .load import SixBitLoadCogVideoX
+from .lora import SixBitLoadLora
 from .quantize import SixBitQuantize
 from .reference import SixBitLoadReference
 from .report import SixBitRunReport
@@ -14,6 +15,7 @@ from .report import SixBitRunReport
 NODES: list[type[io.ComfyNode]] = [
     SixBitLoadCogVideoX,
     SixBitQuantize,
+    SixBitLoadLora,
     SixBitApplyDMPQ,
     SixBitTemporalDeltaCache,
     SixBitRunReport,

@@ -11,6 +11,7 @@ from ..sixbit_core.linear import mixed_linear
 from ..sixbit_core.quantized import QuantizedWeight
 from .packed import pack, packed_size, requantize, unpack
 
+Branch = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Product = Callable[[torch.Tensor, QuantizedWeight, torch.Tensor | None], torch.Tensor]
 
 
@@ -18,10 +19,12 @@ class QuantizedLinear(nn.Module, comfy.ops.CastWeightBiasOp):
     """Stands where the host's Linear stood; by itself it computes with activations as they come (W4A16).
 
     `weight` is one packed uint8 tensor (see `packed`), so offload and size accounting work as for any Linear.
-    A LoRA of the host's own loader is added to the decoded weight, which is then quantized again.
+    A LoRA of the host's own loader is added to the decoded weight, which is then quantized again; one of ours
+    is a `branch`, (x, y) -> y and what it adds, which the call of the model sets and takes away (`branches`).
     """
 
     comfy_cast_weights = True
+    branch: Branch | None = None
 
     def __init__(
         self, out_features: int, in_features: int, hadamard: int, device: torch.device, dtype: torch.dtype
@@ -60,7 +63,7 @@ class QuantizedLinear(nn.Module, comfy.ops.CastWeightBiasOp):
             weight = requantize(dense, self.hadamard)
         y = product(x, weight, bias)
         comfy.ops.uncast_bias_weight(self, packed, bias, stream)
-        return y
+        return y if self.branch is None else self.branch(x, y)
 
     def convert_weight(self, weight: torch.Tensor, **_: object) -> torch.Tensor:
         """For the host's patches: the decoded weight (N, K) float32 of a packed one, in any type."""
