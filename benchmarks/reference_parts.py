@@ -266,6 +266,7 @@ SKIPS = {
     "dmpq+tdc": replace(BALANCED, purified_refresh=False),
     "dmpq+tdc+pdr": BALANCED,
     "w4a8": FIXED["w4a8"],
+    "w4a8+tdc+pdr": Choice(precision="w4a8", preset="balanced"),
     "tdc alone": Choice(precision="full", preset="balanced"),
 }
 

@@ -20,7 +20,7 @@ class DMPQConfig:
     """How activations of the block linears are quantized.
 
     Attributes:
-        router: name in `router.ROUTERS`, or "auto": static where a predictor is given, else int8.
+        router: name in `router.ROUTERS`, or "auto": gamma where a predictor is given, else int8.
         bits: asked-for average activation bits, 4 to 8; fixed routers ("int8", ...) do not read it.
         purified_refresh: PDR; a linear with outliers runs in bf16 on the first evaluation after a skip.
         seed: of the "random" router.

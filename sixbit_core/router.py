@@ -161,7 +161,7 @@ def resolve_router(config: DMPQConfig, predictor: Predictor | None) -> tuple[DMP
     """
     if config.router == AUTO:
         if predictor is not None:
-            return replace(config, router="static"), None
+            return replace(config, router="gamma"), None
         note = f"no predictor for this model: INT8 activations (8 bits) in place of {config.bits:g} bits"
         return replace(config, router="int8"), note
     if config.router not in ROUTERS:

@@ -107,9 +107,9 @@ def test_a_router_without_its_predictor_says_so():
             ROUTERS[name](Place(1, 0.0, 0, "q", 0.3), tables)
 
 
-def test_auto_is_static_with_a_predictor_and_says_when_not():
+def test_auto_is_gamma_with_a_predictor_and_says_when_not():
     auto = DMPQConfig(router="auto", bits=5.0)
-    assert resolve_router(auto, PREDICTOR) == (DMPQConfig(router="static", bits=5.0), None)
+    assert resolve_router(auto, PREDICTOR) == (DMPQConfig(router="gamma", bits=5.0), None)
     config, note = resolve_router(auto, None)
     assert config.router == "int8" and "no predictor" in note and "5 bits" in note
     with pytest.raises(ValueError, match="auto, bf16, gamma"):
