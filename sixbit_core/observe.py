@@ -6,13 +6,14 @@ tensor and starts one copy into pinned memory, and `read` waits for it when the 
 whose decisions are made from them.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 Reading = tuple[Any, list[float]]
+_Place = tuple[Hashable, int, int]  # key, first of its values, number of its values
 
 
 class NonFiniteError(RuntimeError):
@@ -21,7 +22,7 @@ class NonFiniteError(RuntimeError):
 
 @dataclass
 class _Transfer:
-    keys: list[tuple[Hashable, int]]  # key and number of its values, in the order of `values`
+    places: list[_Place]
     values: torch.Tensor  # (n,) float32 on the host, valid once `done` has passed
     done: torch.cuda.Event | None
 
@@ -34,15 +35,21 @@ class Observer:
 
     def reset(self) -> None:
         """Forget everything. The only place that names the fields."""
-        self._keys: list[tuple[Hashable, int]] = []
+        self._places: list[_Place] = []
         self._pending: list[torch.Tensor] = []
+        self._count = 0  # values pending
         self._transfers: list[_Transfer] = []
 
     def record(self, key: Hashable, values: torch.Tensor) -> None:
         """Keep `values` (any shape, float, on the device) under `key` for the next transfer."""
-        values = values.detach().reshape(-1).float()
-        self._keys.append((key, values.numel()))
-        self._pending.append(values)
+        self._places.append((key, self._count, values.numel()))
+        self._keep(values)
+
+    def record_rows(self, key: Hashable, values: torch.Tensor, rows: Sequence[int]) -> None:
+        """Keep those `rows` of `values` (B, …), each under `key`, as one tensor."""
+        size = values.numel() // values.shape[0]
+        self._places.extend((key, self._count + row * size, size) for row in rows)
+        self._keep(values)
 
     def flush(self) -> None:
         """Start the copy of all that was recorded since the last flush; does not wait for it."""
@@ -57,8 +64,8 @@ class Observer:
             done.record()
         else:
             values = gathered.cpu()
-        self._transfers.append(_Transfer(self._keys, values, done))
-        self._keys, self._pending = [], []
+        self._transfers.append(_Transfer(self._places, values, done))
+        self._places, self._pending, self._count = [], [], 0
 
     def read(self) -> list[Reading]:
         """All measures since the last read, in the order of recording; waits for their transfers."""
@@ -67,9 +74,12 @@ class Observer:
         for transfer in self._transfers:
             if transfer.done is not None:
                 transfer.done.synchronize()
-            values, start = transfer.values.tolist(), 0
-            for key, count in transfer.keys:
-                readings.append((key, values[start : start + count]))
-                start += count
+            values = transfer.values.tolist()
+            readings.extend((key, values[first : first + size]) for key, first, size in transfer.places)
         self._transfers = []
         return readings
+
+    def _keep(self, values: torch.Tensor) -> None:
+        values = values.detach().reshape(-1).float()
+        self._count += values.numel()
+        self._pending.append(values)

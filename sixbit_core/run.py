@@ -12,7 +12,7 @@ computed for it alone (the rows that have one keep their skip), and no skip is p
 A residual of a stream that one whole evaluation did not see, or of another size, is dropped.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 
@@ -58,6 +58,7 @@ class RunState:
         predictor: Predictor | None = None,
     ) -> None:
         self.layout, self.cache, self.note = layout, cache, None
+        self._untouched = dict.fromkeys(layout.names, "bf16")
         self._tables: RouterTables | None = None
         if cache is not None and cache.policy not in SKIP_POLICIES:
             raise ValueError(f"skip policy must be one of {', '.join(SKIP_POLICIES)}, got {cache.policy!r}")
@@ -86,7 +87,7 @@ class RunState:
         self._ledger = Ledger(self.layout)
         self._block: int | None = None  # whose compute is running
         self._rows: tuple[int, ...] = ()  # batch rows that it runs for
-        self._measured: set[str] = set()
+        self._measured: set[str] = set()  # inputs whose outlier ratio is recorded already
         self._learnt = -1
         self._closed = False
 
@@ -149,11 +150,48 @@ class RunState:
             raise ValueError(f"linear needs (B, N, K) with B = {len(self._streams)}, got {tuple(x.shape)}")
         if self._tables is None:
             return mixed_linear(x, weight, bias, "bf16")
-        plan = self._plans[block_index]
-        if self._watch_outliers:
-            self._record_outliers(block_index, kind, x)
-        self._ledger.ran(block_index, kind, plan.formats[kind], x.shape[1] * len(self._rows))
-        return mixed_linear(x, weight, bias, plan.formats[kind])
+        watch = self._watch_outliers and INPUT_OF.get(kind, kind) not in self._measured
+        self.ran(block_index, (kind,), x.shape[1], outlier_ratio(x) if watch else None)
+        return mixed_linear(x, weight, bias, self._plans[block_index].formats[kind])
+
+    @property
+    def watches_outliers(self) -> bool:
+        """Whether the outlier ratios of the linears' inputs are wanted."""
+        return self._watch_outliers
+
+    @property
+    def wants_inputs(self) -> bool:
+        """Whether every linear must go through `linear`, since this kind of run overrides it."""
+        return type(self).linear is not RunState.linear
+
+    def formats(self, block_index: int) -> Mapping[str, str]:
+        """Activation format by linear kind, as decided for the block in this evaluation."""
+        return self._plans[block_index].formats or self._untouched
+
+    def ran(self, block_index: int, kinds: Sequence[str], tokens: int, ratio: torch.Tensor | None) -> None:
+        """Linears of a block ran on one input, in their formats, not through `linear`.
+
+        Args:
+            block_index: the running block.
+            kinds: which.
+            tokens: rows of the input of one stream.
+            ratio: (B,) float32 outlier ratio of the input, where it was measured.
+
+        Raises:
+            RuntimeError: if that block is not running.
+        """
+        if block_index != self._block:
+            raise RuntimeError(
+                f"linear {kinds[0]} of block {block_index} ran outside run_block of that block"
+            )
+        for kind in kinds:
+            self._ledger.ran(
+                block_index, kind, self._plans[block_index].formats[kind], tokens * len(self._rows)
+            )
+        if ratio is not None:
+            source = INPUT_OF.get(kinds[0], kinds[0])
+            self._measured.add(source)
+            self._observer.record_rows(("outliers", block_index, source), ratio, self._rows)
 
     def check_batch(self, video: torch.Tensor, text: torch.Tensor) -> None:
         """Raise unless a call is under way whose streams are the batch rows of both tensors."""
@@ -206,13 +244,6 @@ class RunState:
         self._learnt = self.evaluation
         learn(self._memory, self._plans, self._observer.read(), self.evaluation)
 
-    def _record_outliers(self, block: int, kind: str, x: torch.Tensor) -> None:
-        kind = INPUT_OF.get(kind, kind)
-        if kind not in self._measured:
-            self._measured.add(kind)
-            for row in self._rows:
-                self._observer.record(("outliers", block, kind), outlier_ratio(x[row : row + 1]))
-
     def _held(self, block: int, video: torch.Tensor, text: torch.Tensor) -> list[int]:
         """Batch rows that the plan answers with a kept residual."""
         if self._deltas is None or not self._plans[block].skip:
@@ -238,17 +269,19 @@ class RunState:
 
     def _observe(self, block: int, rows: Sequence[int], inp: Pair, out: Pair) -> None:
         """Measure the block for these batch rows, and keep their residuals."""
+        fresh = []  # rows without an earlier residual: one measure for all of them
         for row in rows:
             stream, before, after = self._streams[row], (inp[0][row], inp[1][row]), (out[0][row], out[1][row])
-            elapsed, measures = 1, None
+            if self._deltas is None or not self._deltas.holds(block, stream, *before):
+                fresh.append(row)
+            else:
+                elapsed = self.evaluation - self._deltas.evaluation(block, stream)
+                measures = self._deltas.change(block, stream, before[0], after[0])
+                self._observer.record(("block", block, elapsed), measures)
             if self._deltas is not None:
-                if self._deltas.holds(block, stream, *before):
-                    elapsed = self.evaluation - self._deltas.evaluation(block, stream)
-                    measures = self._deltas.change(block, stream, before[0], after[0])
                 self._deltas.store(block, stream, self.evaluation, before, after)
-            if measures is None:
-                measures = block_measures(before[0][None], after[0][None])[0, :1]
-            self._observer.record(("block", block, elapsed), measures)
+        if fresh:
+            self._observer.record_rows(("block", block, 1), block_measures(inp[0], out[0]), fresh)
 
 
 def run_block(

@@ -13,6 +13,14 @@ def test_reads_all_in_order_once():
     assert observer.read() == []
 
 
+def test_rows_of_one_tensor_are_read_apart():
+    observer = Observer()
+    observer.record("a", torch.tensor([9.0]))
+    observer.record_rows("b", torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), [0, 2])
+    observer.record_rows("c", torch.tensor([7.0, 8.0]), [1])
+    assert observer.read() == [("a", [9.0]), ("b", [1.0, 2.0]), ("b", [5.0, 6.0]), ("c", [8.0])]
+
+
 def test_a_later_change_of_the_source_is_not_seen():
     observer, source = Observer(), torch.tensor([1.0])
     observer.record("a", source)
