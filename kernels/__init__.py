@@ -16,11 +16,13 @@ else:
 from .cast import cast_nvfp4_to_int8
 from .delta import apply_delta
 from .dispatch import Op, use_backend
+from .fused import gate_residual, gelu_int8, norm_modulate, norm_modulate_int8
 from .hadamard import block_hadamard, hadamard_block_size, hadamard_quantize_int8, hadamard_quantize_nvfp4
 from .int8 import quantize_int8
-from .linear import linear_w4a4, linear_w4a8, linear_w4a16
+from .linear import int8_linear, linear_w4a4, linear_w4a8, linear_w4a16
 from .measures import block_measures, outlier_ratio
 from .nvfp4 import dequantize_nvfp4, quantize_nvfp4
+from .rotary import norm_rotary_
 from .scale_tiles import tile_scales, untile_scales
 
 if _HAS_TRITON:
@@ -44,12 +46,18 @@ __all__ = [
     "block_measures",
     "cast_nvfp4_to_int8",
     "dequantize_nvfp4",
+    "gate_residual",
+    "gelu_int8",
     "hadamard_block_size",
     "hadamard_quantize_int8",
     "hadamard_quantize_nvfp4",
+    "int8_linear",
     "linear_w4a4",
     "linear_w4a8",
     "linear_w4a16",
+    "norm_modulate",
+    "norm_modulate_int8",
+    "norm_rotary_",
     "outlier_ratio",
     "quantize_int8",
     "quantize_nvfp4",

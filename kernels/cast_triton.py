@@ -5,7 +5,14 @@ import triton
 import triton.language as tl
 
 from .cast import cast_nvfp4_to_int8, check_cast
-from .formats_triton import decode_e2m1, decode_e4m3, finite_abs, round_half_even, scale_from_amax
+from .formats_triton import (
+    decode_e2m1,
+    decode_e4m3,
+    finite_abs,
+    int8_of_product,
+    inverse_of_amax,
+    scale_from_amax,
+)
 from .int8 import INT8_MAX
 from .support_triton import on_device, supported
 
@@ -51,14 +58,14 @@ def cast_nvfp4_to_int8_kernel(
     tl.store(channel_ptr + channels, scale, mask=channels < N)
 
     finite = (scale == scale)[:, None]
-    divisor = tl.broadcast_to(tl.where(scale == scale, scale, 1.0)[:, None], (BLOCK_N, 2 * BLOCK_BYTES))
+    inverse = tl.broadcast_to(inverse_of_amax(amax, scale, INT8_MAX)[:, None], (BLOCK_N, 2 * BLOCK_BYTES))
     for start in range(0, K // 2, BLOCK_BYTES):
         byte = start + tl.arange(0, BLOCK_BYTES)[None, :]
         even, odd = _load_pair(data_ptr, scale_ptr, rows, byte, global_scale, N, K)
         values = tl.reshape(tl.join(even, odd), (BLOCK_N, 2 * BLOCK_BYTES))
-        q = tl.where(finite, round_half_even(tl.div_rn(values, divisor)), 0.0)
+        q = tl.where(finite, int8_of_product(values, inverse), 0)
         k = start * 2 + tl.arange(0, 2 * BLOCK_BYTES)[None, :]
-        tl.store(q_ptr + rows * K + k, q.to(tl.int8), mask=(rows < N) & (k < K))
+        tl.store(q_ptr + rows * K + k, q, mask=(rows < N) & (k < K))
 
 
 @cast_nvfp4_to_int8.register("triton", when=supported)

@@ -66,3 +66,26 @@ def check_block(name: str, columns: int, block: int) -> None:
 def describe(x: torch.Tensor) -> str:
     """Shape and dtype for an error message."""
     return f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
+
+
+def check_streams(name: str, text: torch.Tensor, video: torch.Tensor) -> None:
+    """Refuse two streams of tokens that are not those of one block.
+
+    Raises:
+        ValueError: unless `text` is (B, T, D) and `video` (B, V, D), of one float type; T may be 0.
+    """
+    check_float(name, video, ndim=3)
+    batch, _, width = video.shape
+    if text.ndim != 3 or text.dtype != video.dtype or (text.shape[0], text.shape[2]) != (batch, width):
+        kind = str(video.dtype).removeprefix("torch.")
+        raise ValueError(f"{name} needs text as {kind} {(batch, 'T', width)}, got {describe(text)}")
+
+
+def check_shape(name: str, what: str, x: torch.Tensor, shape: tuple[int, ...]) -> None:
+    """Refuse `x`, called `what`, unless it is a float16, bfloat16 or float32 tensor of this shape.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    if x.dtype not in FLOAT_DTYPES or tuple(x.shape) != shape:
+        raise ValueError(f"{name} needs {what} as a float tensor {shape}, got {describe(x)}")

@@ -34,6 +34,20 @@ def scale_from_amax(amax, LARGEST: tl.constexpr):
 
 
 @triton.jit
+def inverse_of_amax(amax, scale, LARGEST: tl.constexpr):
+    """What values are multiplied by before they are rounded: LARGEST / amax; 0 where their codes are 0."""
+    used = (scale == scale) & (amax >= LARGEST * SMALLEST_SCALE)
+    divisor = tl.where(used, amax, 1.0)
+    return tl.where(used, tl.div_rn(tl.full(amax.shape, LARGEST, tl.float32), divisor), 0.0)
+
+
+@triton.jit
+def int8_of_product(x, inverse):
+    """x * inverse, the product exact, rounded half to even: the sum has the integer in its low byte."""
+    return tl.fma(x, inverse, _ROUND).to(tl.int32, bitcast=True).to(tl.int8)
+
+
+@triton.jit
 def encode_e4m3(x):
     """int32 codes of values in [0, 448], nearest, ties to even."""
     bits = x.to(tl.int32, bitcast=True)

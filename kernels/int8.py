@@ -1,9 +1,13 @@
 """Symmetric INT8 with one scale per row: the contract, in plain PyTorch.
 
-    scale[m] = amax_k |x[m, k]| / 127
-    q[m, k]  = round_half_even(x[m, k] / scale[m])
+    amax[m]  = max_k |x[m, k]|
+    scale[m] = amax[m] / 127
+    q[m, k]  = round_half_even(x[m, k] * (127 / amax[m]))
 
-These functions are the specification. `int8_triton` holds twins with the same names and signatures, and the
+Both quotients are float32; the product is exact before it is rounded, as a fused multiply-add has it (and
+float64 holds it). A GPU divides ten times as slowly as it multiplies, and this happens to every activation.
+
+These functions are the specification. `rows_triton` holds twins with the same names and signatures, and the
 tests hold every twin to these. A row that holds something not finite gets q = 0 and scale = NaN, so that
 whatever is computed from it is NaN.
 """
@@ -17,6 +21,7 @@ from .dispatch import Op
 
 INT8_MAX = 127.0
 SMALLEST_SCALE = 2.0**-126  # a row whose scale would lie below this counts as zeros
+_CHUNK = 1 << 22  # values at a time, since float64 copies of many rows are large
 
 
 @Op
@@ -35,10 +40,15 @@ def quantize_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         ValueError: if `x` is not a 2-D floating-point tensor.
     """
     check_float("quantize_int8", x, ndim=2)
-    x = x.float()
-    amax = x.abs().amax(dim=1, keepdim=True)
-    finite = torch.isfinite(amax)
-    scale = amax / torch.full_like(amax, INT8_MAX)  # a tensor: on CUDA a number would be a reciprocal
-    scale = torch.where(scale >= SMALLEST_SCALE, scale, 1.0)
-    q = (x / scale).round_().to(torch.int8)
-    return torch.where(finite, q, 0), torch.where(finite, scale, torch.nan)
+    amax = x.abs().amax(dim=1, keepdim=True).float()
+    largest = torch.full_like(amax, INT8_MAX)  # a tensor: on CUDA a number would be a reciprocal
+    scale = amax / largest
+    finite, used = torch.isfinite(amax), scale >= SMALLEST_SCALE
+    inverse = torch.where(finite & used, largest / amax, 0.0)
+    rows = max(1, _CHUNK // max(1, x.shape[1]))
+    q = torch.empty(x.shape, dtype=torch.int8, device=x.device)
+    for i in range(0, x.shape[0], rows):
+        part = slice(i, i + rows)
+        scaled = torch.where(finite[part], x[part].double(), 0.0) * inverse[part]
+        q[part] = scaled.round_().to(torch.int8)
+    return q, torch.where(finite, torch.where(used, scale, 1.0), torch.nan)

@@ -9,7 +9,14 @@ import triton
 import triton.language as tl
 
 from .checks import check_block, check_float
-from .formats_triton import finite_abs, hadamard_signs, rotate, round_half_even, scale_from_amax
+from .formats_triton import (
+    finite_abs,
+    hadamard_signs,
+    int8_of_product,
+    inverse_of_amax,
+    rotate,
+    scale_from_amax,
+)
 from .hadamard import hadamard_quantize_int8
 from .int8 import INT8_MAX, quantize_int8
 from .support_triton import on_device, product_dtype, rows_contiguous, supported
@@ -49,13 +56,13 @@ def quantize_int8_kernel(
     tl.store(scale_ptr + rows, scale, mask=rows < M)
 
     finite = (scale == scale)[:, None]
-    divisor = tl.broadcast_to(tl.where(scale == scale, scale, 1.0)[:, None], (BLOCK_M, BLOCK_K))
+    inverse = tl.broadcast_to(inverse_of_amax(amax, scale, INT8_MAX)[:, None], (BLOCK_M, BLOCK_K))
     for start in range(0, K, BLOCK_K):
         k = start + columns[None, :]
         mask = (rows[:, None] < M) & (k < K)
         y = rotate(tl.load(x_rows + k, mask=mask, other=0.0), signs, HADAMARD, FACTOR)
-        q = tl.where(finite, round_half_even(tl.div_rn(y, divisor)), 0.0)
-        tl.store(q_ptr + rows[:, None] * K + k, q.to(tl.int8), mask=mask)
+        q = tl.where(finite, int8_of_product(y, inverse), 0)
+        tl.store(q_ptr + rows[:, None] * K + k, q, mask=mask)
 
 
 @quantize_int8.register("triton", when=supported)

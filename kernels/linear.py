@@ -11,6 +11,8 @@ once to the type of x.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from .cast import cast_nvfp4_to_int8
@@ -18,6 +20,8 @@ from .checks import check_block, check_float, check_nvfp4, describe
 from .dispatch import Op
 from .hadamard import block_hadamard, hadamard_quantize_int8, hadamard_quantize_nvfp4
 from .nvfp4 import dequantize_nvfp4
+
+Weight = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # data, scale, global_scale
 
 
 @Op
@@ -61,9 +65,40 @@ def linear_w4a8(
     """Linear layer with per-row INT8 activations; arguments, result and errors as `linear_w4a16`."""
     check_linear("linear_w4a8", x, data, scale, global_scale, bias, hadamard)
     q, row_scale = hadamard_quantize_int8(x, hadamard)
-    weight, channel_scale = cast_nvfp4_to_int8(data, scale, global_scale)
-    y = (q.float() @ weight.float().T) * row_scale * channel_scale.T
-    return _finish(y, bias, x.dtype)
+    return int8_linear(q, row_scale, [(data, scale, global_scale)], [bias], x.dtype)
+
+
+@Op
+def int8_linear(
+    q: torch.Tensor,
+    row_scale: torch.Tensor,
+    weights: Sequence[Weight],
+    biases: Sequence[torch.Tensor | None],
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The product of `linear_w4a8` on an input that is quantized already, by one weight or several.
+
+    Args:
+        q: (M, K) int8 and `row_scale` (M, 1) float32, as `hadamard_quantize_int8` gives them, rotated as the
+            weights are.
+        weights: (data, scale, global_scale) of NVFP4 weights (N_i, K), see `nvfp4`, laid side by side.
+        biases: one (N_i,) of a floating-point type, or None, for each weight.
+        dtype: float16, bfloat16 or float32.
+
+    Returns:
+        (M, sum of N_i) of `dtype`.
+
+    Raises:
+        ValueError: if types or shapes do not belong together.
+    """
+    check_int8_linear(q, row_scale, weights, biases)
+    x = q.float()
+    parts = []
+    for weight, bias in zip(weights, biases, strict=True):
+        channels, channel_scale = cast_nvfp4_to_int8(*weight)
+        y = (x @ channels.float().T) * row_scale * channel_scale.T
+        parts.append(_finish(y, bias, dtype))
+    return torch.cat(parts, dim=1)
 
 
 @Op
@@ -99,8 +134,35 @@ def check_linear(
         raise ValueError(
             f"{name} needs x with {data.shape[1] * 2} columns, as the weight has, got {describe(x)}"
         )
-    if bias is not None and (bias.shape != (data.shape[0],) or not bias.is_floating_point()):
-        raise ValueError(f"{name} needs bias as a float tensor {(data.shape[0],)}, got {describe(bias)}")
+    _check_bias(name, bias, data.shape[0])
+
+
+def check_int8_linear(
+    q: torch.Tensor,
+    row_scale: torch.Tensor,
+    weights: Sequence[Weight],
+    biases: Sequence[torch.Tensor | None],
+) -> None:
+    """What `int8_linear` and its twins refuse."""
+    name = "int8_linear"
+    if q.dtype != torch.int8 or q.ndim != 2:
+        raise ValueError(f"{name} needs q as a 2-D int8 tensor, got {describe(q)}")
+    if row_scale.dtype != torch.float32 or row_scale.shape != (q.shape[0], 1):
+        raise ValueError(f"{name} needs row_scale as float32 {(q.shape[0], 1)}, got {describe(row_scale)}")
+    if not weights or len(weights) != len(biases):
+        raise ValueError(f"{name} needs a bias or None per weight, got {len(weights)} and {len(biases)}")
+    for weight, bias in zip(weights, biases, strict=True):
+        check_nvfp4(name, *weight)
+        if q.shape[1] != weight[0].shape[1] * 2:
+            raise ValueError(
+                f"{name} needs q with {weight[0].shape[1] * 2} columns, as the weight has, got {describe(q)}"
+            )
+        _check_bias(name, bias, weight[0].shape[0])
+
+
+def _check_bias(name: str, bias: torch.Tensor | None, columns: int) -> None:
+    if bias is not None and (bias.shape != (columns,) or not bias.is_floating_point()):
+        raise ValueError(f"{name} needs bias as a float tensor {(columns,)}, got {describe(bias)}")
 
 
 def _finish(y: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:

@@ -7,6 +7,8 @@ import torch
 from sixbit_diffusion.kernels import (
     block_hadamard,
     dequantize_nvfp4,
+    hadamard_quantize_int8,
+    int8_linear,
     linear_w4a4,
     linear_w4a8,
     linear_w4a16,
@@ -44,6 +46,16 @@ def test_result_is_the_linear_layer(layer, linear, most, hadamard):
     assert error <= most
     without = linear(x, *triple, None, hadamard)
     torch.testing.assert_close(y, without + bias, rtol=0, atol=1e-4)
+
+
+def test_weights_side_by_side_are_each_by_itself(layer, make):
+    x, triple, bias, _ = layer(9, 64, 20, 16)
+    other = quantize_nvfp4(make(33, 64, seed=5), per_row=True)
+    q, row_scale = hadamard_quantize_int8(x, 16)
+    y = int8_linear(q, row_scale, [triple, other], [bias, None], torch.bfloat16)
+    assert y.shape == (9, 53) and y.dtype == torch.bfloat16
+    assert torch.equal(y[:, :20], linear_w4a8(x, *triple, bias, 16).bfloat16())
+    assert torch.equal(y[:, 20:], linear_w4a8(x, *other, None, 16).bfloat16())
 
 
 def test_formats_rank_by_error(layer):
@@ -174,3 +186,17 @@ def test_wrong_arguments_are_named(layer):
             with pytest.raises(ValueError, match=message) as error:
                 linear(*arguments)
             assert str(error.value).startswith(linear.__name__)
+
+    q, row_scale = hadamard_quantize_int8(x, 16)
+    weight = (data, scale, global_scale)
+    for arguments, message in (
+        ((x, row_scale, [weight], [None]), "q as a 2-D int8 tensor, got .4, 32. float32"),
+        ((q, row_scale[:2], [weight], [None]), "row_scale as float32 .4, 1., got .2, 1."),
+        ((q, row_scale, [weight], []), "a bias or None per weight, got 1 and 0"),
+        ((q, row_scale, [], []), "got 0 and 0"),
+        ((q[:, :16], row_scale, [weight], [None]), "q with 32 columns"),
+        ((q, row_scale, [weight], [bias[:5]]), "bias as a float tensor .16,., got .5,."),
+    ):
+        with pytest.raises(ValueError, match=message) as error:
+            int8_linear(*arguments, torch.float32)
+        assert str(error.value).startswith("int8_linear")
