@@ -275,9 +275,12 @@ def _conclude_skip(rows: Sequence[Row]) -> tuple[dict[str, float], Row]:
     summary = _means(rows, tuple(SKIPS), ("psnr_db", *REPORTED))
     against = _paired(rows, "dmpq+tdc+pdr", "w4a8")
     summary |= {"skipping - w4a8": against, "skipping - dmpq": _paired(rows, "dmpq+tdc+pdr", "dmpq")}
+    summary["w4a8 skipping - w4a8"] = _paired(rows, "w4a8+tdc+pdr", "w4a8")
     summary["pdr on - off"] = _paired(rows, "dmpq+tdc+pdr", "dmpq+tdc")
     bars = {
         "full_vs_w4a8_db": against["mean"],
+        "full_vs_unskipped_db": summary["skipping - dmpq"]["mean"],
+        "w4a8_skipping_db": summary["w4a8 skipping - w4a8"]["mean"],
         "full_skipped": summary["dmpq+tdc+pdr"]["skipped_fraction"]["mean"],
         "skip_alone_db": summary["tdc alone"]["psnr_db"]["mean"],
     }

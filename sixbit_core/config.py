@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 ERRORS = ("excess", "paper")
+MEANINGS_OF_BITS = ("routing", "run")
 CACHE_LOCATIONS = ("auto", "gpu", "gpu-int8", "gpu-nvfp4", "host")
 PAPER_OUTLIER_LIMIT = 25.0
 
@@ -28,6 +29,8 @@ class DMPQConfig:
             of the linear's kind, or the paper's 25 where there is no predictor.
         error: which error the "gamma" router predicts: "excess" over INT8, or the "paper"'s.
         theta: threshold of the "gamma" router in place of the predictor's (calibration sets it).
+        bits_of: what `bits` means for the "gamma" router: those of "routing" alone, as without the cache,
+            or of the whole "run", in which INT8 is forced after every skip.
     """
 
     router: str = "gamma"
@@ -37,12 +40,15 @@ class DMPQConfig:
     outlier_limit: float | None = None
     error: str = "excess"
     theta: float | None = None
+    bits_of: str = "routing"
 
     def __post_init__(self) -> None:
         if not 4.0 <= self.bits <= 8.0:
             raise ValueError(f"activation bits must lie between 4 and 8, got {self.bits}")
         if self.error not in ERRORS:
             raise ValueError(f"error must be one of {', '.join(ERRORS)}, got {self.error!r}")
+        if self.bits_of not in MEANINGS_OF_BITS:
+            raise ValueError(f"bits_of must be one of {', '.join(MEANINGS_OF_BITS)}, got {self.bits_of!r}")
         if self.outlier_limit is not None and not self.outlier_limit > 0:
             raise ValueError(f"outlier_limit must be above 0, got {self.outlier_limit}")
 
@@ -91,7 +97,7 @@ class Preset:
 
 PRESETS: dict[str, Preset] = {
     "paper": Preset(
-        DMPQConfig(router="gamma", bits=6.0, outlier_limit=PAPER_OUTLIER_LIMIT, error="paper"),
+        DMPQConfig(router="gamma", bits=6.0, outlier_limit=PAPER_OUTLIER_LIMIT, error="paper", bits_of="run"),
         DeltaCacheConfig(threshold=0.15, max_skips=2, start=0.0),
     ),
     "quality": Preset(DMPQConfig(router="int8", bits=8.0), DeltaCacheConfig(threshold=0.08)),

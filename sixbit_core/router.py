@@ -68,7 +68,7 @@ class RouterTables:
                 "this predictor holds no paper error, since it was calibrated without full-precision "
                 "weights: calibrate from the full-precision model, or choose another preset than paper"
             )
-        return self.calibrated.threshold(self.config, self.cache_on)
+        return self.calibrated.threshold(self.config, self.cache_on and self.config.bits_of == "run")
 
     @cached_property
     def static_split(self) -> frozenset[Hashable]:

@@ -23,6 +23,7 @@ from sixbit_diffusion.sixbit_core.skip import SKIP_POLICIES
         (DeltaCacheConfig, {"max_skips": -1}, "0 or more"),
         (DeltaCacheConfig, {"start": 0.5, "end": 0.5}, "got 0.5 and 0.5"),
         (DeltaCacheConfig, {"end": 1.1}, "end <= 1"),
+        (DMPQConfig, {"bits_of": "luck"}, "routing, run.*'luck'"),
         (DeltaCacheConfig, {"location": "disk"}, "gpu-nvfp4.*'disk'"),
     ],
 )

@@ -56,7 +56,8 @@ def test_gamma():
     assert route("gamma", gamma=0.51) == "int8"
     assert route("gamma", gamma=0.5) == "nvfp4"  # α·Γ + β > θ, not >=
     assert route("gamma", gamma=None) == "int8"
-    assert route("gamma", gamma=0.3, cache_on=True) == "int8"
+    assert route("gamma", gamma=0.3, cache_on=True, bits_of="run") == "int8"
+    assert route("gamma", gamma=0.3, cache_on=True) == "nvfp4"  # the threshold of the routing alone
     assert route("gamma", gamma=0.3, error="paper") == "int8"  # its line is level at 0, its θ -1
     assert route("gamma", gamma=9.0, bits=4.0) == "nvfp4"
     assert route("gamma", gamma=-9.0, bits=8.0) == "int8"
