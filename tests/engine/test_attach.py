@@ -3,7 +3,7 @@ import torch
 from sixbit_diffusion.engine import sample as sampling
 from sixbit_diffusion.engine.attach import attached, swapped
 from sixbit_diffusion.engine.sample import ClipSpec, initial_noise, sample
-from sixbit_diffusion.engine.schedule import plan
+from sixbit_diffusion.engine.schedule import TimestepReader, plan
 from sixbit_diffusion.engine.settings import Choice, resolve
 from sixbit_diffusion.engine.trajectory import record, trajectory_error
 from sixbit_diffusion.sixbit_core.config import DeltaCacheConfig, DMPQConfig
@@ -26,8 +26,7 @@ def test_swapped_forward_runs_inside_only(tiny):
     inside = []
     chosen = resolve(Choice(precision="dmpq"), lambda: "")
     sample(tiny, chosen, CLIP, on_step=lambda *_: inside.append(len(left_behind(tiny))))
-    # transformer, two blocks, six linears each; adaLN linears stay as they are
-    assert inside == [1 + 2 + 12] * 4
+    assert inside == [1 + 2] * 4  # transformer and two blocks, which compute their linears themselves
     assert left_behind(tiny) == []
 
 
@@ -116,6 +115,28 @@ def test_an_evaluation_is_found_by_its_timestep(tiny):
             transformer(**{**recording.inputs[0], "timestep": torch.tensor([3, 3])})
     assert run.report().progress == (0.5, 0.5, 0.25)
     run.close()
+
+
+def test_a_list_of_timesteps_is_brought_to_the_host_once(monkeypatch):
+    reads, tolist = [], torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: reads.append(1) or tolist(tensor))
+    reader, steps = TimestepReader(), torch.tensor([999, 749, 499, 249])
+    assert [reader.read(t.expand(2)) for t in steps] == [999, 749, 499, 249] and len(reads) == 1
+    assert reader.read(steps[2]) == 499 and reader.read(7) == 7 and len(reads) == 1
+    steps[2] = 3
+    assert reader.read(steps[2]) == 3 and reader.read(torch.tensor([5, 6])[1:]) == 6 and len(reads) == 3
+    with torch.inference_mode():
+        assert reader.read(torch.tensor([8, 8])) == 8
+
+
+def test_a_run_reads_its_timesteps_twice(tiny, monkeypatch):
+    """Once for the blocks, once for the sampler; nothing else of an evaluation waits for the device."""
+    found, read = [], TimestepReader._knows
+    monkeypatch.setattr(
+        TimestepReader, "_knows", lambda self, t: found.append(read(self, t)) or found[-1], raising=True
+    )
+    sample(tiny, resolve(Choice(precision="w4a8"), lambda: ""), CLIP)
+    assert len(found) == 8 and found.count(False) == 2
 
 
 def test_two_items_of_a_batch_are_two_streams_each(tiny):

@@ -1,0 +1,189 @@
+"""The core's own block forward against diffusers' block with the same quantized linears, run alike."""
+
+from functools import partial
+
+import pytest
+import torch
+
+pytest.importorskip("diffusers")
+from sixbit_diffusion.engine.attach import attached, block_linears, describe, swapped
+from sixbit_diffusion.engine.linears import QuantizedLinear
+from sixbit_diffusion.engine.schedule import Evaluation
+from sixbit_diffusion.kernels import block_hadamard, quantize_nvfp4
+from sixbit_diffusion.sixbit_core.block import BlockLinear, block_forward
+from sixbit_diffusion.sixbit_core.config import DeltaCacheConfig, DMPQConfig
+from sixbit_diffusion.sixbit_core.families.cogvideox import SMALL
+from sixbit_diffusion.sixbit_core.quantized import QuantizedWeight
+from sixbit_diffusion.sixbit_core.run import BlockLayout, RunState, run_block
+
+from .conftest import tiny_transformer
+
+KINDS = {
+    "2b": {"use_rotary_positional_embeddings": False},
+    "5b": {},
+    "5b-i2v": {"in_channels": 8, "use_learned_positional_embeddings": True},
+    "1.5": {"patch_size_t": 2, "patch_bias": False},
+    "1.5-i2v": {"patch_size_t": 2, "patch_bias": False, "in_channels": 8, "ofs_embed_dim": 32},
+}
+STEPS = 6
+SCHEDULE = [Evaluation(1000 - t, 1.0 - t / STEPS, t / STEPS, t == STEPS - 1) for t in range(STEPS)]
+
+
+def quantized_transformer(
+    kind: str, dtype: torch.dtype = torch.float32, rotation: int = 64
+) -> torch.nn.Module:
+    """A tiny model with NVFP4 linears, whose norms, biases and modulations are not those of a new one."""
+    model = tiny_transformer(**KINDS[kind]).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(2)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1 and "blocks" in name:
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
+    for block in model.transformer_blocks:
+        for path, linear in block_linears(block, SMALL).items():
+            raw = linear.weight
+            parts = quantize_nvfp4(block_hadamard(raw, rotation) if rotation else raw)
+            weight = QuantizedWeight(*parts, *raw.shape, rotation)
+            put = QuantizedLinear(weight, linear.bias.to(dtype))
+            parent, _, leaf = SMALL.to_diffusers(f"blocks.0.{path}").split(".", 2)[2].rpartition(".")
+            setattr(block.get_submodule(parent), leaf, put)
+    buffers = {id(b) for m in model.modules() if isinstance(m, QuantizedLinear) for b in m.buffers()}
+    for tensor in (*model.parameters(), *model.buffers()):
+        if id(tensor) not in buffers:
+            tensor.data = tensor.data.to(dtype)
+    return model
+
+
+def layout(model: torch.nn.Module) -> BlockLayout:
+    shapes = [
+        {kind: (linear.out_features, linear.in_features) for kind, linear in block_linears(b, SMALL).items()}
+        for b in model.transformer_blocks
+    ]
+    return BlockLayout(SMALL.linears, tuple(shapes))
+
+
+def call(model: torch.nn.Module, t: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """One call of the model on inputs of its own for every step."""
+    config = model.config
+    generator = torch.Generator().manual_seed(t // 2)  # pairs of like inputs, so that blocks may be skipped
+    frames, kwargs = 4 if config.patch_size_t else 3, {}
+    x = torch.randn(2, frames, config.in_channels, 4, 4, generator=generator).to(dtype)
+    text = torch.randn(2, 16, 32, generator=generator).to(dtype)
+    if config.use_rotary_positional_embeddings:
+        tokens = frames // (config.patch_size_t or 1) * 4
+        angles = torch.rand(tokens, 32, generator=generator).repeat_interleave(2, dim=1) * 6
+        kwargs["image_rotary_emb"] = (angles.cos(), angles.sin())
+    if config.ofs_embed_dim:
+        kwargs["ofs"] = torch.tensor([2.0])
+    step = torch.tensor([1000 - t] * 2)
+    return model(x, text, timestep=step, return_dict=False, **kwargs)[0]
+
+
+def stock_blocks(run: RunState, model: torch.nn.Module):
+    """diffusers' own block forwards, the quantized linears through the run."""
+
+    def forward(index, block, hidden_states, encoder_hidden_states, **kwargs):
+        compute = partial(type(block).forward, block, hidden_states, encoder_hidden_states, **kwargs)
+        return run_block(run, index, hidden_states, encoder_hidden_states, compute)
+
+    swaps = [(model, lambda x, *args, **kwargs: begin(x, *args, **kwargs))]
+
+    def begin(x, *args, **kwargs):
+        now = SCHEDULE[1000 - int(kwargs["timestep"][0])]
+        run.begin_call([("uncond", 0), ("cond", 0)], now.sigma, now.progress, now.last)
+        return type(model).forward(model, x, *args, **kwargs)
+
+    for index, block in enumerate(model.transformer_blocks):
+        swaps.append((block, partial(forward, index, block)))
+        for kind, linear in block_linears(block, SMALL).items():
+
+            def product(x, index=index, kind=kind, linear=linear):
+                return run.linear(index, kind, x, linear.quantized, linear.bias)
+
+            swaps.append((linear, product))
+    return swapped(swaps)
+
+
+@torch.no_grad()
+def both(model, dmpq, cache=None, dtype=torch.float32, steps=STEPS):
+    """Predictions and report of the stock blocks and of ours, each over all steps."""
+    found = []
+    for own in (False, True):
+        run = RunState(layout(model), dmpq, cache)
+        with attached(model, run, SCHEDULE, SMALL) if own else stock_blocks(run, model):
+            outputs = [call(model, t, dtype) for t in range(steps)]
+            run.finish()
+        found.append((torch.cat(outputs).float(), run.report()))
+        run.close()
+    return found
+
+
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("router", "rotation", "bar"), [("bf16", 64, 1e-5), ("int8", 64, 2e-3), ("nvfp4", 0, 2e-2)]
+)
+def test_equals_the_stock_block(kind, router, rotation, bar):
+    model = quantized_transformer(kind, rotation=rotation)
+    (expected, stock), (found, own) = both(model, DMPQConfig(router=router), steps=2)
+    # An activation that another order of sums puts across a rounding border is a step off; few are.
+    assert relative(found, expected) < bar
+    assert own == stock and own.average_activation_bits == {"bf16": 16, "int8": 8, "nvfp4": 4}[router]
+
+
+def test_mixed_formats_skips_and_refreshes_are_reported_alike():
+    model = quantized_transformer("5b")
+    cache = DeltaCacheConfig(threshold=1e9, max_skips=1, start=0.0)
+    dmpq = DMPQConfig(router="random", outlier_limit=5.0, seed=1)
+    (expected, stock), (found, own) = both(model, dmpq, cache)
+    assert own == stock and relative(found, expected) < 2e-2
+    letters = {letter for rows in own.choices.values() for row in rows for letter in row}
+    assert letters == {"4", "8", "b", "-"}
+    with_q = [own.choices[kind][0] for kind in ("q", "k", "v")]
+    assert len(set(with_q)) > 1  # linears of one input in different formats
+
+
+def test_bfloat16_is_as_near_to_float32_as_the_stock_block():
+    router = DMPQConfig(router="int8")
+    exact = both(quantized_transformer("5b"), router, steps=1)[0][0]
+    (stock, _), (own, _) = both(
+        quantized_transformer("5b", torch.bfloat16), router, dtype=torch.bfloat16, steps=1
+    )
+    assert relative(own, exact) < 1.1 * relative(stock, exact) < 0.05
+
+
+def test_a_branch_sees_the_input_and_adds_to_the_output():
+    model = quantized_transformer("5b")
+    block, seen = model.transformer_blocks[0], []
+    parts = describe(block, SMALL)
+
+    def branch(x, y):
+        seen.append(tuple(x.shape))
+        return y + 1.0
+
+    def run_with(parts):
+        run = RunState(layout(model), DMPQConfig(router="int8"))
+        run.begin_call([("cond", 0)], 1.0, 0.0, False)
+        inp = torch.ones(1, 6, 128), torch.ones(1, 2, 128)
+        out = run_block(run, 0, *inp, lambda: block_forward(run, 0, parts, *inp, torch.ones(1, 32)))
+        return out, run.report()
+
+    plain, report = run_with(parts)
+    linears = dict(parts.linears)
+    linears["ff_out"] = BlockLinear(linears["ff_out"].weight, linears["ff_out"].bias, branch)
+    (video, text), branched = run_with(type(parts)(**{**vars(parts), "linears": linears}))
+    gates = parts.modulations[1](torch.nn.functional.silu(torch.ones(1, 32))).view(1, 6, 128)
+    assert seen == [(1, 8, 512)] and branched == report
+    torch.testing.assert_close(video - plain[0], gates[:, 2:3].expand_as(video), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(text - plain[1], gates[:, 5:6].expand_as(text), rtol=1e-3, atol=1e-4)
+
+
+def test_attention_kwargs_are_refused():
+    model = quantized_transformer("5b")
+    run = RunState(layout(model), DMPQConfig(router="int8"))
+    with attached(model, run, SCHEDULE, SMALL), pytest.raises(ValueError, match="attention_kwargs, got x"):
+        model.transformer_blocks[0](
+            torch.ones(1, 6, 128), torch.ones(1, 2, 128), temb=torch.ones(1, 32), attention_kwargs={"x": 1}
+        )
