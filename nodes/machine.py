@@ -1,15 +1,19 @@
-"""Which arithmetic a device has for 4- and 8-bit products, and what Apply DMPQ makes of it."""
+"""Which arithmetic a device has for 4- and 8-bit products, and what Apply DMPQ makes of it.
+
+The rule of where NVFP4 activations are worth it is `sixbit_core.config.default_precision`'s.
+"""
 
 from dataclasses import replace
 
 import torch
 
-from ..sixbit_core.config import NATIVE_FP4, DMPQConfig
+from ..sixbit_core.config import DMPQConfig, default_precision
 
 FP4, INT8, REFERENCE = "fp4", "int8", "reference"
+PATHS = {FP4: "FP4 and INT8", INT8: "INT8", REFERENCE: "reference"}
 COMPUTES = ("auto", "emulate")
 _INT8_FROM = (8, 0)  # lowest compute capability that the INT8 kernels run on
-_NEEDS_FP4 = ("nvfp4", "gamma", "static", "static-time", "random")
+_NEEDS_FP4 = ("auto", "nvfp4", "gamma", "static", "static-time", "random")
 
 
 def compute_path(device_type: str, capability: tuple[int, int] | None, hip: bool = False) -> str:
@@ -22,7 +26,7 @@ def compute_path(device_type: str, capability: tuple[int, int] | None, hip: bool
     """
     if device_type != "cuda" or hip or capability is None:
         return REFERENCE
-    if capability >= NATIVE_FP4:
+    if default_precision(capability)[0] == "dmpq":
         return FP4
     return INT8 if capability >= _INT8_FROM else REFERENCE
 
@@ -37,15 +41,14 @@ def path_of(device: torch.device) -> str:
 def fit_to_machine(config: DMPQConfig, path: str, compute: str) -> tuple[DMPQConfig, str]:
     """The settings that run on this path, and one line that says what will run.
 
-    On INT8 units alone NVFP4 activations would be slower than INT8 and no smaller, so "auto" takes INT8.
+    Without FP4 units "auto" takes INT8 for every router that would use NVFP4, which there is slower than INT8
+    and coarser; "emulate" takes its numbers wherever it runs.
     """
-    if compute == "auto" and path == INT8 and config.router in ("auto", *_NEEDS_FP4):
-        return replace(config, router="int8"), (
-            "INT8 activations: this GPU has no FP4 units (compute: emulate runs NVFP4 numerics on it, slower)"
-        )
-    spelled = {
-        FP4: "FP4 and INT8 units",
-        INT8: "INT8 units, NVFP4 emulated" if compute == "emulate" else "INT8 units",
-        REFERENCE: "reference kernels, right but slow",
-    }
-    return config, f"{spelled[path]}, router {config.router}"
+    if path != FP4 and config.router in _NEEDS_FP4:
+        if compute == "auto":
+            return replace(config, router="int8"), (
+                "INT8 activations: no FP4 units here (compute: emulate runs NVFP4 numerics, slower)"
+            )
+        return config, f"{PATHS[path]}, NVFP4 emulated, router {config.router}"
+    slow = " kernels, right but slow" if path == REFERENCE else " units"
+    return config, f"{PATHS[path]}{slow}, router {config.router}"

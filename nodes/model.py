@@ -15,7 +15,8 @@ from comfy.ldm.cogvideo.model import CogVideoXPatchEmbed, CogVideoXTransformer3D
 from .clip import SPATIAL, ClipRules
 from .linear import QuantizedLinear
 from .positions import Grid, rotary_table, sincos_table
-from .schedule import sigmas
+from .reserve import reserved_bytes
+from .schedule import at_terminal, sigmas
 
 _ARGUMENTS = (
     "num_attention_heads",
@@ -192,3 +193,18 @@ class SixBitCogVideoX(comfy.model_base.CogVideoX):
             square = self.latent_format.scale_factor**2 if self.plan.inverted_image_latents else 1.0
             kwargs["concat_latent_image"] = image / square
         return super().concat_cond(**kwargs)
+
+    def memory_required(self, *args: Any, **kwargs: Any) -> float:
+        """Bytes beside the weights, as the host estimates them, and those reserved for the delta cache."""
+        return super().memory_required(*args, **kwargs) + reserved_bytes()
+
+    def apply_model(self, x: torch.Tensor, t: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The denoised latents; at the first noise level those that let the sampler's step end where alpha = 0
+        has it end, see `schedule.at_terminal`."""
+        denoised = super().apply_model(x, t, *args, **kwargs)
+        steps = kwargs.get("transformer_options", {}).get("sample_sigmas")
+        if steps is None or len(steps) < 2:
+            return denoised
+        exact = at_terminal(denoised, x, t, steps[1])
+        is_first = t >= self.model_sampling.sigma_max * (1 - 1e-6)
+        return torch.where(is_first.view(-1, *[1] * (x.ndim - 1)), exact, denoised)

@@ -27,6 +27,22 @@ def sigmas(snr_shift_scale: float) -> torch.Tensor:
     return ((1.0 - alphas) / alphas).sqrt().float()
 
 
+def at_terminal(
+    denoised: torch.Tensor, x: torch.Tensor, sigma: torch.Tensor, following: torch.Tensor
+) -> torch.Tensor:
+    """What to call denoised at the terminal noise level, so that a step from it is the step from alpha = 0.
+
+    There the prediction is -v alone, and a step to the next level s' ends at -v + s' * noise. A sampler that
+    counts in sigma ends at D (1 - s'/s) + x s'/s instead, with s finite.
+
+    Args:
+        denoised, x: (B, ...) what the host makes of v and x.
+        sigma: (B,) the terminal level; `following`: scalar, the level after it.
+    """
+    sigma = sigma.view(-1, *[1] * (x.ndim - 1))
+    return (denoised - x / (sigma**2 + 1)) / (1 - following / sigma)
+
+
 def progress(timestep: float) -> float:
     """Share of the noise schedule that lies behind, in [0, 1), of a training timestep in [0, 999]."""
     return max(0.0, (TIMESTEPS - 1 - timestep) / TIMESTEPS)

@@ -3,38 +3,33 @@
 import torch
 
 from ..kernels import backend_line
-from ..sixbit_core.config import DeltaCacheConfig
-from ..sixbit_core.delta_cache import bytes_needed
-
-_TEXT_TOKENS = 226
+from ..sixbit_core.config import DeltaCacheConfig, DMPQConfig
+from .machine import PATHS, path_of
+from .memory import Demand
 
 
 def status_line(
-    router: str | None,
-    cache: DeltaCacheConfig | None,
-    tokens: int,
-    width: int,
-    blocks: int,
-    streams: int,
-    dtype: torch.dtype,
-    weight_bytes: int,
-    free_bytes: int,
+    device: torch.device, dmpq: DMPQConfig | None, cache: DeltaCacheConfig | None, demand: Demand, free: int
 ) -> str:
-    """Formats, memory and kernels of the coming run.
+    """Path, memory and tuning of the coming run.
 
     Args:
-        router: of the activations; None where linears are left alone.
-        tokens: video tokens of one clip; `width`, their channels.
-        streams: conditionings times clips.
-        dtype: the model computes in.
-        free_bytes: on the device that computes.
+        device: that computes.
+        dmpq: None where activations stay as they come.
+        cache: with its location settled; None where no block is skipped.
+        free: bytes on the device now.
     """
-    words = ["activations as they come" if router is None else f"router {router}"]
-    words.append(f"weights {_size(weight_bytes)}")
+    words = [
+        "activations as they come" if dmpq is None else f"{PATHS[path_of(device)]}, router {dmpq.router}"
+    ]
+    parts = [f"weights {_size(demand.weights)}", f"sampling {_size(demand.sampling)}"]
+    needed = demand.weights + demand.sampling
     if cache is not None:
-        held = bytes_needed(cache.location, tokens + _TEXT_TOKENS, width, blocks, streams, dtype)
-        words.append(f"delta cache up to {_size(held)} ({cache.location})")
-    words.append(f"{_size(free_bytes)} free")
+        held = demand.cache(cache.location)
+        parts.append(f"delta cache up to {_size(held)} ({cache.location})")
+        needed += 0 if cache.location == "host" else held
+    words.append(f"needs {_size(needed)} ({', '.join(parts)}), {_size(free)} free")
+    words.append("tuning 0 s")
     return "6Bit: " + "; ".join([*words, backend_line()])
 
 

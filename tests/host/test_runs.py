@@ -18,7 +18,7 @@ CHECKS = {
     "progress_comes_from_sigma": True,
     "last_evaluation_is_never_skipped": True,
     "interrupting_leaves_nothing": [],
-    "easycache_beside_warns": True,
+    "step_caches_beside_warn": [],
     "two_cache_nodes_the_last_counts": True,
     "six_bit_copy_is_made_once": True,
     "dmpq_routes_and_repeats": [],

@@ -110,7 +110,7 @@ def read_frames(server: Server, outputs: dict) -> torch.Tensor:
 
 @torch.inference_mode()
 def engine_frames(prompt: dict) -> torch.Tensor:
-    """The same clip by the engine."""
+    """The same clip by the engine, cut down to 8 bits as the host's SaveImage does: it does not round."""
     from sixbit_diffusion.engine import sample
     from sixbit_diffusion.engine.facts import read_facts
     from sixbit_diffusion.engine.machine import find_machine
@@ -136,7 +136,8 @@ def engine_frames(prompt: dict) -> torch.Tensor:
         sampler["cfg"],
         sampler["seed"],
     )
-    return torch.from_numpy(sample.sample_frames(model, settings, clip)[0])
+    video = model.pipeline.decode_latents(sample.sample(model, settings, clip).latents)[0]
+    return ((video / 2 + 0.5).clamp(0, 1) * 255).to(torch.uint8).permute(1, 2, 3, 0)
 
 
 @pytest.mark.slow

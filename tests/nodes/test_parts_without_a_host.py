@@ -62,9 +62,11 @@ def test_path_of_every_device(device: str, capability: tuple[int, int], hip: boo
         ("int8", "auto", "auto", "int8"),
         ("int8", "auto", "nvfp4", "int8"),
         ("int8", "auto", "bf16", "bf16"),
+        ("reference", "auto", "auto", "int8"),
+        ("reference", "auto", "nvfp4", "int8"),
         ("int8", "emulate", "nvfp4", "nvfp4"),
         ("fp4", "auto", "nvfp4", "nvfp4"),
-        ("reference", "auto", "nvfp4", "nvfp4"),
+        ("reference", "emulate", "nvfp4", "nvfp4"),
     ],
 )
 def test_router_that_runs(path: str, compute: str, router: str, runs: str) -> None:

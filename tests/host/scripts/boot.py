@@ -13,6 +13,28 @@ ARGUMENTS = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
 _NAME = os.environ["SIXBIT_ROOT"].replace(".", "_x_")  # the host names a pack by its path
 
 
+class _Blocker:
+    """Makes libraries as if not installed."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name.partition(".")[0] in self.names:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def block(*names: str) -> object:
+    """Make libraries as if not installed, until the result is taken out of sys.meta_path."""
+    for loaded in [name for name in sys.modules if name.partition(".")[0] in names]:
+        del sys.modules[loaded]
+    sys.meta_path.insert(0, _Blocker(names))
+    return sys.meta_path[0]
+
+
+block(*ARGUMENTS.get("absent", ()))
+
+
 def load_pack() -> str:
     """Load the pack the way the host does and return its module name."""
     if _NAME not in sys.modules:

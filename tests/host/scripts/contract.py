@@ -1,6 +1,6 @@
 """Registering with the optional libraries absent; then each seam of the host broken in turn."""
 
-from boot import ARGUMENTS, answer, pack  # isort: split
+from boot import ARGUMENTS, answer, block, pack  # isort: split
 
 import asyncio
 import enum
@@ -14,23 +14,13 @@ import torch
 ABSENT = ("diffusers", "triton", "transformers")
 
 
-class Blocker:
-    """Makes the optional libraries as if not installed."""
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name.partition(".")[0] in ABSENT:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
 def registered() -> list[str]:
-    for name in [n for n in sys.modules if n.partition(".")[0] in ABSENT]:
-        del sys.modules[name]
-    sys.meta_path.insert(0, Blocker())
+    blocker = block(*ABSENT)
     try:
         extension = asyncio.run(sys.modules[pack("nodes").__package__.rpartition(".")[0]].comfy_entrypoint())
         return [node.GET_SCHEMA().node_id for node in asyncio.run(extension.get_node_list())]
     finally:
-        sys.meta_path.pop(0)
+        sys.meta_path.remove(blocker)
 
 
 def probe_each(contract: object) -> list[str]:

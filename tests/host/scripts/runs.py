@@ -1,83 +1,35 @@
 """Sampling runs of a tiny 5B through the nodes; every check of `test_runs` is one entry of the answer."""
 
-from boot import ARGUMENTS, answer, pack  # isort: split
+from boot import ARGUMENTS  # isort: split
 
 import gc
 import itertools
-import logging
 import types
 import weakref
 from pathlib import Path
 
 import comfy.lora
 import comfy.model_management
-import comfy.samplers
 import comfy_extras.nodes_easycache as easycache
-import folder_paths
 import torch
-
-import nodes
-
-folder_paths.folder_names_and_paths["diffusion_models"] = ([ARGUMENTS["folder"]], {".safetensors"})
-LOAD = pack("nodes.load")
-BRIDGE = pack("nodes.bridge")
-TDC = pack("nodes.delta_cache").SixBitTemporalDeltaCache
-DMPQ = pack("nodes.dmpq").SixBitApplyDMPQ
-CHECKS = {}
-STEPS = 8
-
-
-def check(function: object) -> object:
-    CHECKS[function.__name__] = function
-    return function
-
-
-def text(seed: int, length: int = 16) -> list:
-    return [[torch.randn((1, length, 32), generator=torch.Generator().manual_seed(seed)), {}]]
-
-
-def sample(
-    model,
-    seed: int = 0,
-    steps: int = STEPS,
-    cfg: float = 6.0,
-    sampler: str = "euler",
-    batch: int = 1,
-    size: tuple[int, int, int] = (3, 8, 12),
-    positive: list | None = None,
-    **rest: object,
-) -> torch.Tensor:
-    latent = {"samples": torch.zeros(batch, 4, *size)}
-    positive = positive or text(1)
-    return nodes.common_ksampler(
-        model, seed, steps, cfg, sampler, "simple", positive, text(2), latent, **rest
-    )[0]["samples"]
-
-
-def load(name: str = "tiny/", weights: str = "as stored"):
-    return LOAD.SixBitLoadCogVideoX.execute(name, weights).args[0]
-
-
-def cached(model, **values: object):
-    return TDC.execute(model, "balanced", **{"threshold": 0.9, "start": 0.1, **values}).args[0]
-
-
-def report(model) -> object:
-    return BRIDGE.settings_of(model).journal.last
-
-
-def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(a, b) and bool(torch.isfinite(a).all())
-
-
-def relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a - b).norm() / b.norm())
-
-
-def clean(model) -> bool:
-    """Nothing of a run is left on the modules."""
-    modules = model.model.diffusion_model.modules()
-    return not any("forward" in module.__dict__ for module in modules)
+from graph import (
+    BRIDGE,
+    DMPQ,
+    LOAD,
+    STEPS,
+    TDC,
+    cached,
+    check,
+    clean,
+    equal,
+    load,
+    log_lines,
+    relative,
+    report,
+    run_checks,
+    sample,
+    text,
+)
 
 
 @check
@@ -103,15 +55,11 @@ def skips_happen_and_repeat() -> bool:
 
 @check
 def what_will_run_is_said_before() -> bool:
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
-    logging.getLogger().addHandler(handler)
-    logging.getLogger().setLevel(logging.INFO)
-    sample(cached(load()))
-    logging.getLogger().removeHandler(handler)
-    said = [line for line in lines if line.startswith("6Bit: activations as they come; weights ")]
-    return len(said) == 1 and "; delta cache up to " in said[0] and " free; Kernels: " in said[0]
+    with log_lines() as lines:
+        sample(cached(load()))
+    said = [line for line in lines if line.startswith("6Bit: activations as they come; needs ")]
+    told = (" free; tuning 0 s; Kernels: ", "(weights ", ", sampling ", ", delta cache up to ")
+    return len(said) == 1 and all(words in said[0] for words in told)
 
 
 @check
@@ -259,16 +207,20 @@ def interrupting_leaves_nothing() -> list[str]:
 
 
 @check
-def easycache_beside_warns() -> bool:
-    fast = cached(load())
-    fast = easycache.EasyCacheNode.execute(fast, 0.2, 0.15, 0.95, False).args[0]
-    lines = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
-    logging.getLogger().addHandler(handler)
-    out = sample(fast)
-    logging.getLogger().removeHandler(handler)
-    return any("easycache" in line for line in lines) and bool(torch.isfinite(out).all())
+def step_caches_beside_warn() -> list[str]:
+    bad = []
+    for node in (easycache.EasyCacheNode, easycache.LazyCacheNode):
+        plain = node.execute(load(), 0.5, 0.15, 0.95, False).args[0]
+        idle = node.execute(cached(load(), threshold=0.0), 0.5, 0.15, 0.95, False).args[0]
+        busy = node.execute(cached(load()), 0.5, 0.15, 0.95, False).args[0]
+        with log_lines() as lines:
+            right = equal(sample(idle), sample(plain))
+            out = sample(busy)
+        if not right or not torch.isfinite(out).all():
+            bad.append(f"{node.__name__}: wrong numbers")
+        if sum("skips whole evaluations" in line for line in lines) != 2:
+            bad.append(f"{node.__name__}: no warning")
+    return bad
 
 
 @check
@@ -303,7 +255,9 @@ def dmpq_routes_and_repeats() -> list[str]:
     plain = sample(model)
     outs = {}
     for router, bits in (("int8", 8), ("nvfp4", 4), ("bf16", 16)):
-        routed = DMPQ.execute(model, "balanced", router=router, purified_refresh=False).args[0]
+        routed = DMPQ.execute(
+            model, "balanced", router=router, purified_refresh=False, compute="emulate"
+        ).args[0]
         outs[router] = sample(routed)
         if report(routed).average_activation_bits != bits or not clean(routed):
             bad.append(router)
@@ -410,16 +364,4 @@ def other_models_are_refused() -> str:
     return "no error"
 
 
-def main() -> None:
-    results = {}
-    for name, function in CHECKS.items():
-        try:
-            results[name] = function()
-        except Exception as error:
-            logging.exception(name)
-            results[name] = f"{type(error).__name__}: {error}"
-    answer(results=results)
-
-
-with torch.inference_mode():
-    main()
+run_checks()

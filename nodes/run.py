@@ -1,0 +1,148 @@
+"""One sampling run of the host under `RunState`, by four wrappers.
+
+OUTER_SAMPLE opens the run and closes it in `finally`; PREPARE_SAMPLING has the host keep room for the delta
+cache when it loads the weights; CALC_COND_BATCH sees to it that no two conditionings have one name;
+DIFFUSION_MODEL says, at each call of the model, who is in the batch.
+"""
+
+import logging
+import uuid
+from dataclasses import dataclass, replace
+from typing import Any
+
+import comfy.model_management
+import comfy.model_patcher
+import torch
+from comfy_api.torch_helpers.torch_compile import TORCH_COMPILE_KWARGS
+
+from ..sixbit_core.config import DeltaCacheConfig
+from ..sixbit_core.layout import Stream
+from ..sixbit_core.run import RunState
+from . import schedule
+from .memory import Demand, demand_of, room_for_cache
+from .reserve import reserved
+from .settings import settings_in
+from .status import status_line
+from .swap import deciding, layout
+
+RUN = "sixbit_run"
+_STEP_CACHE = "easycache"  # of the host, Lazy or not
+
+
+@dataclass(frozen=True)
+class ActiveRun:
+    """A run under way.
+
+    Attributes:
+        last_sigma: noise level of its last evaluation.
+        cache_bytes: that the delta cache may take on the device.
+        compiler: arguments of torch.compile, where the whole model was to be compiled.
+    """
+
+    state: RunState
+    last_sigma: float
+    cache_bytes: int
+    compiler: dict[str, Any] | None
+
+
+def outer_sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
+    """OUTER_SAMPLE wrapper: one `RunState` for one sampling run, gone when it ends, however it ends."""
+    guider, noise, sigmas = executor.class_obj, args[0], args[3]
+    original = guider.model_options
+    settings = settings_in(original)
+    if not settings.active:
+        return executor(*args, **kwargs)
+    if settings.cache is not None and original.get("context_handler") is not None:
+        raise ValueError(
+            "Temporal Delta Cache cannot tell context windows apart; take one of the two out of the graph"
+        )
+    options = comfy.model_patcher.create_model_options_clone(original)
+    if _STEP_CACHE in options["transformer_options"]:
+        logging.warning(
+            f"6Bit: {_STEP_CACHE} skips whole evaluations that the delta cache never sees; use one of the two"
+        )
+    patcher = guider.model_patcher
+    demand = demand_of(patcher, noise.shape, 1 if getattr(guider, "cfg", 0) == 1 else 2)
+    cache = _placed(settings.cache, demand, patcher)
+    state = RunState(layout(patcher.model.diffusion_model.blocks), settings.dmpq, cache, settings.predictor)
+    if state.note:
+        logging.info(f"6Bit: {state.note}")
+    free = comfy.model_management.get_free_memory(patcher.load_device)
+    logging.info(status_line(patcher.load_device, state.dmpq, cache, demand, free))
+    last_sigma = float(sigmas[-2]) if len(sigmas) > 1 else float(sigmas[-1])
+    held = 0 if cache is None or cache.location == "host" else demand.cache(cache.location)
+    options["transformer_options"][RUN] = ActiveRun(state, last_sigma, held, _compiler(original))
+    guider.model_options = options
+    try:
+        result = executor(*args, **kwargs)
+        state.finish()
+        return result
+    finally:
+        settings.journal.last = state.report()
+        state.close()
+        options["transformer_options"].pop(RUN, None)
+        guider.model_options = original
+
+
+def _compiler(model_options: dict) -> dict[str, Any] | None:
+    """What the host's compile node asked for, if it did. torch took the guard filter out of the options."""
+    asked = model_options.get(TORCH_COMPILE_KWARGS)
+    if asked is None:
+        return None
+    return {**asked, "options": {**(asked["options"] or {}), "guard_filter_fn": _lasting_guards}}
+
+
+def _lasting_guards(guards: list) -> list[bool]:
+    """Not on transformer_options, which are new at every step."""
+    return ["transformer_options" not in guard.name for guard in guards]
+
+
+def _placed(cache: DeltaCacheConfig | None, demand: Demand, patcher: Any) -> DeltaCacheConfig | None:
+    """The cache's settings with location "auto" settled for the memory at hand."""
+    if cache is None:
+        return None
+    return replace(cache, location=demand.place(cache.location, room_for_cache(patcher, demand)))
+
+
+def prepare_sampling(executor: Any, *args: Any, model_options: dict | None = None, **kwargs: Any) -> Any:
+    """PREPARE_SAMPLING wrapper: the host loads the weights beside the delta cache to come."""
+    run: ActiveRun | None = (model_options or {}).get("transformer_options", {}).get(RUN)
+    with reserved(0 if run is None else run.cache_bytes):
+        return executor(*args, model_options=model_options, **kwargs)
+
+
+def calc_cond_batch(executor: Any, model: Any, conds: list, *args: Any, **kwargs: Any) -> Any:
+    """CALC_COND_BATCH wrapper: where areas are used the host copies a conditioning, its uuid included."""
+    seen = set()
+    for cond in (cond for group in conds for cond in group or ()):
+        if cond["uuid"] in seen:
+            cond["uuid"] = uuid.uuid4()  # stays for the run: these dicts are the run's own
+        seen.add(cond["uuid"])
+    return executor(model, conds, *args, **kwargs)
+
+
+@torch.compiler.disable(recursive=False)
+def diffusion_model(executor: Any, *args: Any, **kwargs: Any) -> Any:
+    """DIFFUSION_MODEL wrapper: one call of the model under the run."""
+    options = kwargs.get("transformer_options") or next(a for a in reversed(args) if isinstance(a, dict))
+    run: ActiveRun | None = options.get(RUN)
+    return executor(*args, **kwargs) if run is None else _under(run, options, executor, args, kwargs)
+
+
+@torch.compiler.disable
+def _under(run: ActiveRun, options: dict, executor: Any, args: tuple, kwargs: dict) -> Any:
+    x, timestep = args[0], args[1]
+    sigma, time = torch.stack([options["sigmas"][0].float(), timestep[0].float()]).tolist()
+    last = sigma <= run.last_sigma * (1 + 1e-6)
+    run.state.begin_call(streams_of(options, x.shape[0]), sigma, schedule.progress(time), last)
+    with deciding(run.state, executor.class_obj.blocks, run.compiler):
+        return executor(*args, **kwargs)
+
+
+def streams_of(options: dict, batch: int) -> list[Stream]:
+    """Names of the batch rows: conditionings in the host's order, latents within each."""
+    names = [str(name) for name in options["uuids"]]
+    items, rest = divmod(batch, len(names))
+    if rest:
+        raise ValueError(f"a batch of {batch} rows cannot hold {len(names)} conditionings of one size")
+    return [(name, item) for name in names for item in range(items)]

@@ -1,0 +1,36 @@
+"""What the nodes of this pack asked of a MODEL, and the report of its last run."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..sixbit_core.config import DeltaCacheConfig, DMPQConfig
+from ..sixbit_core.predictor import Predictor
+from ..sixbit_core.report import RunReport
+
+KEY = "sixbit"
+
+
+@dataclass
+class Journal:
+    """The report of the last run of a MODEL and its clones."""
+
+    last: RunReport | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the nodes asked for; None where one was not used."""
+
+    dmpq: DMPQConfig | None = None
+    cache: DeltaCacheConfig | None = None
+    predictor: Predictor | None = None
+    journal: Journal = field(default_factory=Journal)
+
+    @property
+    def active(self) -> bool:
+        return self.dmpq is not None or self.cache is not None
+
+
+def settings_in(model_options: dict[str, Any]) -> Settings:
+    """The settings in the options of a MODEL or of a sampling run; nothing asked for, if there are none."""
+    return model_options.get("transformer_options", {}).get(KEY) or Settings()
