@@ -2,6 +2,7 @@
 
 from comfy_api.latest import ComfyExtension, io
 
+from .calibrate import SixBitCalibratePredictor
 from .delta_cache import SixBitTemporalDeltaCache
 from .dmpq import SixBitApplyDMPQ
 from .image_to_video import SixBitImageToVideo
@@ -18,6 +19,7 @@ NODES: list[type[io.ComfyNode]] = [
     SixBitLoadLora,
     SixBitApplyDMPQ,
     SixBitTemporalDeltaCache,
+    SixBitCalibratePredictor,
     SixBitRunReport,
     SixBitEmptyLatent,
     SixBitImageToVideo,

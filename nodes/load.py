@@ -38,7 +38,9 @@ class SixBitLoadCogVideoX(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, model_name: str, weights: str) -> bool | str:
+    def validate_inputs(cls, model_name: str | None, weights: str | None) -> bool | str:
+        if model_name is None:  # it comes from another node
+            return True
         try:
             checkpoint = open_checkpoint(find_model(model_name, model_roots()))
             check_precision(checkpoint)
@@ -51,7 +53,9 @@ class SixBitLoadCogVideoX(io.ComfyNode):
         return True
 
     @classmethod
-    def fingerprint_inputs(cls, model_name: str, weights: str) -> str:
+    def fingerprint_inputs(cls, model_name: str | None, weights: str | None) -> str:
+        if model_name is None:
+            return ""
         try:
             path = find_model(model_name, model_roots())
         except ValueError:

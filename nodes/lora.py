@@ -40,7 +40,9 @@ class SixBitLoadLora(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, lora_name: str) -> bool | str:
+    def validate_inputs(cls, lora_name: str | None) -> bool | str:
+        if lora_name is None:  # it comes from another node
+            return True
         try:
             read_header(_path(lora_name))
         except ValueError as error:
@@ -48,7 +50,9 @@ class SixBitLoadLora(io.ComfyNode):
         return True
 
     @classmethod
-    def fingerprint_inputs(cls, lora_name: str, **_: Any) -> str:
+    def fingerprint_inputs(cls, lora_name: str | None, **_: Any) -> str:
+        if lora_name is None:
+            return ""
         try:
             path = _path(lora_name)
         except ValueError:

@@ -1,6 +1,8 @@
 """Predictor files: the bundled one, and those that calibration saved."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..sixbit_core.predictor import Predictor, load_predictor
 from .files import reference_folder
@@ -24,3 +26,30 @@ def find_predictor(name: str, folder: Path, fingerprint: str) -> Predictor | Non
     path = reference_folder().parent / "predictor.json"
     found = load_predictor(path) if path.is_file() else None
     return found if found is not None and found.fingerprint == fingerprint else None
+
+
+def mismatch(predictor: Predictor, steps: int, latent_shape: Sequence[int]) -> str | None:
+    """What of a run is not as it was when the predictor was made, in one line; None where all is.
+
+    Args:
+        steps: of the run.
+        latent_shape: (B, C, frames, height, width).
+    """
+    frames, height, width = latent_shape[2:]
+    how = predictor.calibration
+    found = {"steps": steps, "size": [8 * height, 8 * width], "frames": 4 * frames - 3}
+    known = {name: how.get(name) for name in found}
+    if known["frames"] == found["frames"] - 4:  # the frame that 1.5 samples in front of a clip
+        known["frames"] = found["frames"]
+    other = [name for name, value in found.items() if known[name] not in (None, value)]
+    if not other:
+        return None
+    spelled = [", ".join(_spelled(name, values[name]) for name in other) for values in (known, found)]
+    return (
+        f"the predictor was calibrated at {spelled[0]}, this run has {spelled[1]}: the bits may come out "
+        "otherwise than asked for"
+    )
+
+
+def _spelled(name: str, value: Any) -> str:
+    return f"{value[0]}x{value[1]}" if name == "size" else f"{value} {name}"

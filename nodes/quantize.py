@@ -51,7 +51,11 @@ class SixBitQuantize(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, model_name: str, method: str, rotation: str, name: str) -> bool | str:
+    def validate_inputs(
+        cls, model_name: str | None, method: str | None, rotation: str | None, name: str | None
+    ) -> bool | str:
+        if None in (model_name, method, rotation, name):  # one comes from another node
+            return True
         try:
             checkpoint, target, config = _request(model_name, method, rotation, name)
             if not _is_there(target, checkpoint, config):
@@ -61,7 +65,11 @@ class SixBitQuantize(io.ComfyNode):
         return True
 
     @classmethod
-    def fingerprint_inputs(cls, model_name: str, method: str, rotation: str, name: str) -> str:
+    def fingerprint_inputs(
+        cls, model_name: str | None, method: str | None, rotation: str | None, name: str | None
+    ) -> str:
+        if None in (model_name, method, rotation, name):
+            return ""
         try:
             checkpoint, target, _ = _request(model_name, method, rotation, name)
         except ValueError as error:
@@ -93,10 +101,17 @@ def _request(
     check_precision(checkpoint)
     target = quantized_copy(checkpoint.path)
     if model_name == REFERENCE:  # the pack's own folder is not written to
-        target = model_roots()[0] / "reference-6bit.safetensors"
+        target = _own_folder() / "reference-6bit.safetensors"
     if name.strip():
         target = target.with_name(file_name(name, _SUFFIX))
     return checkpoint, target, config
+
+
+def _own_folder() -> Path:
+    roots = model_roots()
+    if not roots:
+        raise ValueError("there is no folder models/diffusion_models to write to; create it")
+    return next((root for root in roots if root.name == "diffusion_models"), roots[0])
 
 
 def _is_there(target: Path, checkpoint: Checkpoint, config: QuantizeConfig) -> bool:

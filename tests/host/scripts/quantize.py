@@ -123,6 +123,10 @@ def node_writes_what_was_asked_for() -> list[str]:
             bad.append(f"{name}: {output.args}")
         if copy.fingerprint != OPEN(FOLDER / "tiny").fingerprint or f"{name}.safetensors" not in listed():
             bad.append(f"{name} is not what or where it should be")
+    if QUANTIZE.execute("bundled reference", "rtn", "off", "").args != ("reference-6bit.safetensors",):
+        bad.append("the reference lies elsewhere")
+    if QUANTIZE.validate_inputs(None, "rtn", "off", "") is not True or LOAD.fingerprint_inputs(None, "auto"):
+        bad.append("what comes from another node is checked")
     made = (FOLDER / "rtn-off.safetensors").stat().st_mtime_ns
     QUANTIZE.execute("tiny/", "rtn", "off", "rtn-off")
     if (FOLDER / "rtn-off.safetensors").stat().st_mtime_ns != made:
