@@ -33,112 +33,158 @@ class Seam:
     used_for: str = ""
 
 
-_TRANSFORMER = (
-    "num_attention_heads attention_head_dim in_channels out_channels time_embed_dim ofs_embed_dim "
-    "text_embed_dim num_layers sample_width sample_height sample_frames patch_size patch_size_t "
-    "max_text_seq_length use_rotary_positional_embeddings device dtype operations"
-)
-_PATCH_EMBED = (
-    "patch_size patch_size_t in_channels dim text_dim use_positional_embeddings "
-    "use_learned_positional_embeddings device dtype operations"
-)
-_OUTER_SAMPLE = "noise latent_image sampler sigmas denoise_mask callback disable_pbar seed latent_shapes"
-_BLOCK = "hidden_states encoder_hidden_states temb image_rotary_emb transformer_options"
-SEAMS: tuple[Seam, ...] = (
-    Seam("comfy.ops", "CastWeightBiasOp", (), "the host moves 6-bit weights"),
-    Seam(
-        "comfy.ops",
-        "cast_bias_weight",
-        ("s", "input", "dtype", "bias_dtype", "offloadable"),
-        "the host moves 6-bit weights",
-    ),
-    Seam(
-        "comfy.ops",
-        "uncast_bias_weight",
-        ("s", "weight", "bias", "offload_stream"),
-        "the host moves 6-bit weights",
-    ),
-    Seam("comfy.ops", "run_every_op", (), "interrupting"),
-    Seam(
-        "comfy.ldm.cogvideo.model",
-        "CogVideoXTransformer3DModel.__init__",
-        tuple(_TRANSFORMER.split()),
-        "the model",
-    ),
-    Seam(
-        "comfy.ldm.cogvideo.model",
-        "CogVideoXTransformer3DModel._get_rotary_emb",
-        ("h", "w", "t", "device"),
-        "positions",
-    ),
-    Seam(
-        "comfy.ldm.cogvideo.model", "CogVideoXPatchEmbed.__init__", tuple(_PATCH_EMBED.split()), "positions"
-    ),
-    Seam(
-        "comfy.ldm.cogvideo.model",
-        "CogVideoXPatchEmbed.forward",
-        ("text_embeds", "image_embeds"),
-        "positions",
-    ),
-    Seam("comfy.ldm.cogvideo.model", "CogVideoXBlock.forward", tuple(_BLOCK.split()), "skipping blocks"),
-    Seam(
-        "comfy.model_base",
-        "BaseModel.__init__",
-        ("model_config", "model_type", "device", "unet_model"),
-        "the model",
-    ),
-    Seam("comfy.model_base", "CogVideoX.concat_cond", ("kwargs",), "image to video"),
-    Seam("comfy.model_base", "ModelType.V_PREDICTION_DDPM", (), "the model"),
-    Seam("comfy.model_sampling", "ModelSamplingDiscrete.set_sigmas", ("sigmas",), "the noise schedule"),
-    Seam("comfy.model_sampling", "V_PREDICTION", (), "the noise schedule"),
-    Seam("comfy.supported_models", "CogVideoX_T2V.__init__", ("unet_config",), "the model"),
-    Seam(
-        "comfy.supported_models",
-        "CogVideoX_T2V.set_inference_dtype",
-        ("dtype", "manual_cast_dtype"),
-        "the model",
-    ),
-    Seam(
-        "comfy.model_management",
-        "unet_dtype",
-        ("model_params", "supported_dtypes", "weight_dtype"),
-        "choosing a type",
-    ),
-    Seam(
-        "comfy.model_management", "unet_manual_cast", ("weight_dtype", "inference_device"), "choosing a type"
-    ),
-    Seam("comfy.model_patcher", "CoreModelPatcher", (), "the model"),
-    Seam("comfy.model_patcher", "create_model_options_clone", ("orig_model_options",), "a run's state"),
-    Seam(
-        "comfy.model_patcher", "ModelPatcher.add_wrapper_with_key", ("wrapper_type", "key", "wrapper"), "runs"
-    ),
-    Seam("comfy.model_patcher", "ModelPatcher.set_attachments", ("key", "attachment"), "runs"),
-    Seam("comfy.patcher_extension", "WrappersMP.OUTER_SAMPLE", (), "a run's state"),
-    Seam("comfy.patcher_extension", "WrappersMP.DIFFUSION_MODEL", (), "skipping blocks"),
-    Seam("comfy_api.torch_helpers.torch_compile", "TORCH_COMPILE_KWARGS", (), "compiling blocks"),
-    Seam("comfy.patcher_extension", "WrappersMP.CALC_COND_BATCH", (), "telling conditionings apart"),
-    Seam("comfy.samplers", "calc_cond_batch", ("model", "conds"), "telling conditionings apart"),
-    Seam("comfy.patcher_extension", "WrappersMP.PREPARE_SAMPLING", (), "room for the delta cache"),
-    Seam(
-        "comfy.sampler_helpers",
-        "prepare_sampling",
-        ("model", "noise_shape", "conds", "model_options"),
-        "room for the delta cache",
-    ),
-    Seam("comfy.model_base", "BaseModel.memory_required", ("input_shape",), "room for the delta cache"),
-    Seam("comfy.model_management", "current_loaded_models", (), "room for the delta cache"),
-    Seam("comfy.model_management", "get_free_memory", ("dev",), "room for the delta cache"),
-    Seam("comfy.model_management", "LoadedModel.model_loaded_memory", (), "room for the delta cache"),
-    Seam("comfy.model_patcher", "ModelPatcher.loaded_size", (), "room for the delta cache"),
-    Seam("comfy.model_patcher", "ModelPatcher.is_clone", ("other",), "room for the delta cache"),
-    Seam("comfy.samplers", "CFGGuider.outer_sample", tuple(_OUTER_SAMPLE.split()), "a run's state"),
-    Seam("comfy.sample", "prepare_noise", ("latent_image", "seed"), "1.5's pairs of frames"),
-)
+Table = dict[tuple[str, str], dict[str, str]]  # (used for, module) -> attribute path -> parameters
+_TEXT, _VAE = "the reference's text encoder", "the reference's VAE"
+_CLIP_MODEL = "device dtype model_options"
+_TOKENIZER = "embedding_directory tokenizer_data"
+_MODEL: Table = {
+    ("the model", "comfy.ldm.cogvideo.model"): {
+        "CogVideoXTransformer3DModel.__init__": (
+            "num_attention_heads attention_head_dim in_channels out_channels time_embed_dim ofs_embed_dim "
+            "text_embed_dim num_layers sample_width sample_height sample_frames patch_size patch_size_t "
+            "max_text_seq_length use_rotary_positional_embeddings device dtype operations"
+        ),
+        "CogVideoXTransformer3DModel.forward": "x timestep context ofs transformer_options",
+    },
+    ("the model", "comfy.model_base"): {
+        "BaseModel.__init__": "model_config model_type device unet_model",
+        "BaseModel.apply_model": "x t",
+        "BaseModel.get_dtype_inference": "",
+        "ModelType.V_PREDICTION_DDPM": "",
+    },
+    ("the model", "comfy.supported_models"): {
+        "CogVideoX_T2V.__init__": "unet_config",
+        "CogVideoX_T2V.set_inference_dtype": "dtype manual_cast_dtype",
+    },
+    ("the model", "comfy.model_patcher"): {
+        "CoreModelPatcher": "",
+        "ModelPatcher.__init__": "model load_device offload_device",
+        "ModelPatcher.model_size": "",
+        "ModelPatcher.set_attachments": "key attachment",
+        "ModelPatcher.get_attachment": "key",
+    },
+    ("choosing a type", "comfy.model_management"): {
+        "unet_dtype": "model_params supported_dtypes weight_dtype",
+        "unet_manual_cast": "weight_dtype inference_device",
+        "get_torch_device": "",
+        "unet_offload_device": "",
+    },
+    ("positions", "comfy.ldm.cogvideo.model"): {
+        "CogVideoXTransformer3DModel._get_rotary_emb": "h w t device",
+        "CogVideoXPatchEmbed.__init__": (
+            "patch_size patch_size_t in_channels dim text_dim use_positional_embeddings "
+            "use_learned_positional_embeddings device dtype operations"
+        ),
+        "CogVideoXPatchEmbed.forward": "text_embeds image_embeds",
+    },
+    ("the noise schedule", "comfy.model_sampling"): {
+        "ModelSamplingDiscrete.__init__": "model_config",
+        "ModelSamplingDiscrete.set_sigmas": "sigmas",
+        "ModelSamplingDiscrete.sigma_max": "",
+        "V_PREDICTION": "",
+    },
+    ("the host moves 6-bit weights", "comfy.ops"): {
+        "CastWeightBiasOp": "",
+        "cast_bias_weight": "s input dtype bias_dtype offloadable",
+        "uncast_bias_weight": "s weight bias offload_stream",
+    },
+    ("stock LoRAs on 6-bit weights", "comfy.model_patcher"): {"get_key_weight": "model key"},
+    ("interrupting", "comfy.ops"): {"run_every_op": ""},
+    ("image to video", "comfy.model_base"): {"CogVideoX.concat_cond": "kwargs"},
+    ("image to video", "comfy.utils"): {"common_upscale": "samples width height upscale_method crop"},
+    ("image to video", "node_helpers"): {"conditioning_set_values": "conditioning values"},
+    ("1.5's pairs of frames", "comfy.sample"): {"prepare_noise": "latent_image seed"},
+    ("a run's state", "comfy.samplers"): {
+        "CFGGuider.outer_sample": (
+            "noise latent_image sampler sigmas denoise_mask callback disable_pbar seed latent_shapes"
+        ),
+    },
+    ("a run's state", "comfy.model_patcher"): {
+        "create_model_options_clone": "orig_model_options",
+        "ModelPatcher.clone": "",
+        "ModelPatcher.add_wrapper_with_key": "wrapper_type key wrapper",
+        "ModelPatcher.remove_wrappers_with_key": "wrapper_type key",
+    },
+    ("a run's state", "comfy.patcher_extension"): {
+        "WrappersMP.OUTER_SAMPLE": "",
+        "WrappersMP.PREPARE_SAMPLING": "",
+        "WrappersMP.CALC_COND_BATCH": "",
+        "WrappersMP.DIFFUSION_MODEL": "",
+    },
+    ("skipping blocks", "comfy.ldm.cogvideo.model"): {
+        "CogVideoXBlock.forward": (
+            "hidden_states encoder_hidden_states temb image_rotary_emb transformer_options"
+        ),
+    },
+    ("telling conditionings apart", "comfy.samplers"): {"calc_cond_batch": "model conds"},
+    ("compiling blocks", "comfy_api.torch_helpers.torch_compile"): {"TORCH_COMPILE_KWARGS": ""},
+    ("room for the delta cache", "comfy.sampler_helpers"): {
+        "prepare_sampling": "model noise_shape conds model_options",
+    },
+    ("room for the delta cache", "comfy.model_base"): {"BaseModel.memory_required": "input_shape"},
+    ("room for the delta cache", "comfy.model_management"): {
+        "current_loaded_models": "",
+        "get_free_memory": "dev",
+        "LoadedModel.model_loaded_memory": "",
+    },
+    ("room for the delta cache", "comfy.model_patcher"): {
+        "ModelPatcher.loaded_size": "",
+        "ModelPatcher.is_clone": "other",
+    },
+}
+_PARTS: Table = {
+    (_TEXT, "comfy.sd1_clip"): {
+        "SDTokenizer.__init__": (
+            f"tokenizer_path pad_with_end embedding_size embedding_key tokenizer_class has_start_token "
+            f"pad_to_max_length max_length min_length {_TOKENIZER}"
+        ),
+        "SD1Tokenizer.__init__": f"clip_name tokenizer {_TOKENIZER}",
+        "SDClipModel.__init__": f"max_length textmodel_json_config special_tokens model_class {_CLIP_MODEL}",
+        "SD1ClipModel.__init__": f"clip_name clip_model {_CLIP_MODEL}",
+    },
+    (_TEXT, "comfy.text_encoders.t5"): {"T5": ""},
+    (_TEXT, "comfy.text_encoders.spiece_tokenizer"): {"SPieceTokenizer": ""},
+    (_TEXT, "comfy.supported_models_base"): {"ClipTarget.__init__": "tokenizer clip"},
+    (_TEXT, "comfy.sd"): {"CLIP.__init__": "target parameters state_dict model_options"},
+    (_VAE, "comfy.sd"): {"VAE.__init__": "sd", "VAE.model_size": ""},
+    (_VAE, "comfy.ldm.cogvideo.vae"): {
+        "AutoencoderKLCogVideoX.__init__": (
+            "block_out_channels latent_channels layers_per_block groups temporal_compression_ratio"
+        ),
+        "AutoencoderKLCogVideoX._decode_batched": "z",
+    },
+    (_VAE, "comfy.model_management"): {
+        "vae_device": "",
+        "vae_offload_device": "",
+        "intermediate_device": "",
+    },
+}
+
+
+def _seams(table: Table) -> tuple[Seam, ...]:
+    return tuple(
+        Seam(module, name, tuple(parameters.split()), used_for)
+        for (used_for, module), things in table.items()
+        for name, parameters in things.items()
+    )
+
+
+SEAMS, PARTS_SEAMS = _seams(_MODEL), _seams(_PARTS)
 
 
 def mismatches(seams: tuple[Seam, ...] = SEAMS) -> list[str]:
     """One line for each seam that is not as listed; empty on a host that this pack knows."""
     return [line for seam in seams if (line := _probe(seam))]
+
+
+def check_parts() -> None:
+    """Raise ValueError where the text encoder and VAE of a small pipeline cannot be made on this host."""
+    broken = mismatches(PARTS_SEAMS)
+    if broken:
+        raise ValueError(
+            f"this ComfyUI is not one this pack knows ({broken[0]}): the bundled reference's text encoder "
+            "and VAE cannot be loaded; use ComfyUI 0.33"
+        )
 
 
 def known_host() -> bool:

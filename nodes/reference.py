@@ -4,7 +4,7 @@ from comfy_api.latest import io
 
 from ..sixbit_core.checkpoint import open_checkpoint
 from .files import reference_folder
-from .host_contract import load_or_plain
+from .host_contract import check_parts, load_or_plain
 from .scales import scales_of
 
 
@@ -26,6 +26,7 @@ class SixBitLoadReference(io.ComfyNode):
 
     @classmethod
     def execute(cls, weights: str = "6-bit") -> io.NodeOutput:
+        check_parts()
         from .parts import load_clip, load_vae
 
         folder = reference_folder()

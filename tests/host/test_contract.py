@@ -1,5 +1,6 @@
 """What the pack counts on of the host: registered without optional libraries, every seam probed."""
 
+import json
 import re
 from pathlib import Path
 
@@ -10,6 +11,8 @@ pytest.importorskip("diffusers")
 from host_cases import Variant, make_transformer
 
 ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = sorted((ROOT / "tests" / "host" / "golden").glob("*.json"))
+WORKFLOWS = sorted((ROOT / "workflows").glob("*.json"))
 
 
 def node_ids() -> set[str]:
@@ -49,3 +52,42 @@ def test_an_unknown_host_gets_a_plain_model_and_one_line(found: dict) -> None:
     assert unknown["kind"] == "CogVideoX" and unknown["untouched"]
     assert unknown["types"] in (["torch.bfloat16"], ["torch.float32"])  # the host chooses by its device
     assert "comfy.ops.cast_bias_weight takes no dtype, bias_dtype, offloadable" in unknown["said"][0]
+
+
+def test_the_reference_says_what_of_the_host_is_gone(found: dict) -> None:
+    assert "AutoencoderKLCogVideoX._decode_batched is gone" in found["parts"] and "\n" not in found["parts"]
+
+
+@pytest.mark.parametrize("release", GOLDEN, ids=lambda path: path.stem)
+def test_nodes_only_grow(found: dict, release: Path) -> None:
+    """What a release had stays: ids, inputs and outputs in order, choices; the new is optional and last."""
+    for node, before in json.loads(release.read_text(encoding="utf-8")).items():
+        now = found["schemas"][node]
+        assert now["outputs"][: len(before["outputs"])] == before["outputs"], node
+        for old, new in zip(before["inputs"], now["inputs"], strict=False):
+            assert {**new, "options": None} == {**old, "options": None}, node
+            assert set(old["options"]) <= set(new["options"]), node
+        assert len(now["inputs"]) >= len(before["inputs"]), node
+        assert all(added["optional"] for added in now["inputs"][len(before["inputs"]) :]), node
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_fit_the_nodes(found: dict, path: Path) -> None:
+    """Both forms: {id: {class_type, inputs}} of the API, and the editor's list of nodes."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    schemas, ours = found["schemas"], 0
+    if "nodes" not in document:
+        for node in document.values():
+            if (schema := schemas.get(node["class_type"])) is not None:
+                ours += 1
+                names = {entry["name"] for entry in schema["inputs"]}
+                needed = {entry["name"] for entry in schema["inputs"] if not entry["optional"]}
+                assert needed <= set(node["inputs"]) <= names, node
+    else:
+        for node in document["nodes"]:
+            if (schema := schemas.get(node["type"])) is not None:
+                ours += 1
+                given = {entry["name"] for entry in node.get("inputs", [])}
+                assert given <= {entry["name"] for entry in schema["inputs"]}, node
+                assert len(node.get("outputs", [])) == len(schema["outputs"]), node
+    assert ours, "no node of this pack"

@@ -15,6 +15,8 @@ ABSENT = ("diffusers", "triton", "transformers")
 
 
 def registered() -> list[str]:
+    """The host is up, and has what it needs itself; then the libraries go."""
+    importlib.import_module("nodes")
     blocker = block(*ABSENT)
     try:
         extension = asyncio.run(sys.modules[pack("nodes").__package__.rpartition(".")[0]].comfy_entrypoint())
@@ -26,7 +28,8 @@ def registered() -> list[str]:
 def probe_each(contract: object) -> list[str]:
     """Seams whose loss or other signature goes unnoticed."""
     unnoticed = []
-    for seam in contract.SEAMS:
+    every = (*contract.SEAMS, *contract.PARTS_SEAMS)
+    for seam in every:
         owner = importlib.import_module(seam.module)
         *path, leaf = seam.name.split(".")
         for part in path:
@@ -36,7 +39,7 @@ def probe_each(contract: object) -> list[str]:
         try:
             if seam.parameters:
                 setattr(owner, leaf, lambda renamed: None)
-                found = contract.mismatches()
+                found = contract.mismatches(every)
                 if not any(seam.name in line for line in found):
                     unnoticed.append(f"{seam.name} with another signature")
                 if inherited:
@@ -46,12 +49,47 @@ def probe_each(contract: object) -> list[str]:
             if not inherited and not isinstance(owner, enum.EnumMeta):
                 delattr(owner, leaf)
                 left = hasattr(owner, leaf)  # what a base class has in its place serves as well
-                if not left and not any(seam.name in line for line in contract.mismatches()):
+                if not left and not any(seam.name in line for line in contract.mismatches(every)):
                     unnoticed.append(f"{seam.name} gone")
         finally:
             if not inherited and not isinstance(owner, enum.EnumMeta):
                 setattr(owner, leaf, own)
     return unnoticed
+
+
+def without_a_part(contract: object) -> str:
+    from comfy.ldm.cogvideo.vae import AutoencoderKLCogVideoX
+
+    own = AutoencoderKLCogVideoX._decode_batched
+    del AutoencoderKLCogVideoX._decode_batched
+    try:
+        pack("nodes.reference").SixBitLoadReference.execute()
+    except ValueError as error:
+        return str(error)
+    finally:
+        AutoencoderKLCogVideoX._decode_batched = own
+    return "no error"
+
+
+def schemas() -> dict[str, dict]:
+    """What saved workflows count on: names, types and order of inputs and outputs."""
+    found = {}
+    for node in pack("nodes.extension").NODES:
+        schema = node.GET_SCHEMA()
+        found[schema.node_id] = {
+            "inputs": [
+                {
+                    "name": i.id,
+                    "type": i.get_io_type(),
+                    "optional": bool(i.optional),
+                    "default": getattr(i, "default", None),
+                    "options": getattr(i, "options", None) or [],
+                }
+                for i in schema.inputs
+            ],
+            "outputs": [o.get_io_type() for o in schema.outputs],
+        }
+    return found
 
 
 def on_an_unknown_host(contract: object) -> dict:
@@ -83,9 +121,11 @@ def main() -> None:
     contract = pack("nodes.host_contract")
     answer(
         ids=ids,
-        mismatches=contract.mismatches(),
+        mismatches=[*contract.mismatches(), *contract.mismatches(contract.PARTS_SEAMS)],
         unnoticed=probe_each(contract),
-        after=contract.mismatches(),
+        after=[*contract.mismatches(), *contract.mismatches(contract.PARTS_SEAMS)],
+        schemas=schemas(),
+        parts=without_a_part(contract),
         unknown=on_an_unknown_host(contract),
     )
 
