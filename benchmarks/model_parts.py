@@ -242,6 +242,9 @@ def _comfyui(bench: Bench, checkout: Path) -> nn.Module:
     """ComfyUI's own transformer over the weights of the diffusers model."""
     if str(checkout) not in sys.path:
         sys.path.insert(0, str(checkout))
+    import comfy.cli_args
+
+    comfy.cli_args.args.cpu = bench.device.type == "cpu"
     import comfy.ops
     from comfy.ldm.cogvideo.model import CogVideoXTransformer3DModel as Native
 

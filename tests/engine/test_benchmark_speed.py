@@ -1,0 +1,86 @@
+"""The speed benchmarks on a CPU and a tiny model: they run, and name what they measure as the results do."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = ("measure", "kernels", "model", "model_parts", "roofline")
+
+
+@pytest.fixture
+def bench(monkeypatch, tmp_path):
+    """`bench(script, arguments)` -> (bars, rows by name) of a run of it."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+    def run(script: str, *arguments: str) -> tuple[dict, dict]:
+        out = tmp_path / "result.json"
+        monkeypatch.setattr(sys, "argv", [f"benchmarks/{script}.py", *arguments, "--out", str(out)])
+        importlib.import_module(script).main()
+        result = json.loads(out.read_text())
+        assert result["machine"].startswith("cpu") and result["versions"]["torch"] and result["date"]
+        return {bar["id"]: bar["value"] for bar in result["bars"]}, {r["name"]: r for r in result["rows"]}
+
+    yield run
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+ON_CPU = ("--config", "tiny", "--device", "cpu", "--repeats", "1")
+
+
+def test_kernels(bench):
+    bars, rows = bench("kernels", *ON_CPU)
+    shapes = ("256x256", "256x768", "256x1024", "1024x256")
+    expected = {f"kernel.w4a8.{shape}" for shape in shapes} | {
+        "kernel.norm_quant_share",
+        "kernel.gelu_quant_share",
+    }
+    assert expected <= set(bars) and all(value > 0 for value in bars.values())
+    assert all(0 < rows[f"w4a8.{shape}"]["error_against_decoded_weight"] < 0.02 for shape in shapes)
+
+
+def test_forward_skips_and_loop_add_up_in_one_file(bench):
+    bars, rows = bench("model", *ON_CPU, "--checked-blocks", "2")
+    assert set(bars) == {f"model.tiny.{name}" for name in ("vs_diffusers", "block_error", "syncs_per_step")}
+    assert bars["model.tiny.block_error"] < 0.01 and bars["model.tiny.syncs_per_step"] == 0
+    assert rows["forward.ours"]["peak_bytes"] < 0.4 * rows["forward.diffusers"]["peak_bytes"]
+
+    bars, rows = bench("model", *ON_CPU, "--skip", "0.3", "--evaluations", "6")
+    assert bars["model.tiny.skip30_overhead"] > 0 and bars["model.tiny.vs_diffusers"] > 0
+    assert 0 < rows["skip.0.3"]["share"] < 0.3 + 0.1
+
+    few = ("--evaluations", "6", "--baseline-evaluations", "1")
+    bars, rows = bench("model", *ON_CPU, "--loop", "--skip", "0.5", *few)
+    assert bars["loop.tiny.vs_diffusers"] > 0 and rows["loop.ours"]["cache_bytes"] > 0
+
+
+def test_recorded_skips_are_stretched(bench, monkeypatch, tmp_path):
+    pattern = importlib.import_module("model_parts").skip_pattern
+    from sixbit_diffusion.sixbit_core.skip import Observation
+
+    report = tmp_path / "report.json"
+    report.write_text(json.dumps({"choices": {"q": ["88-8", "8--8"]}}))
+    recorded = pattern(str(report), blocks=4, evaluations=8)
+
+    def row(block: int) -> str:
+        seen = (Observation(block, t, t / 8, 0.0, 0.0, 0) for t in range(8))
+        return "".join("-" if recorded(one, None) else "8" for one in seen)
+
+    assert [row(block) for block in range(4)] == ["8888--88"] * 2 + ["88----88"] * 2
+
+
+def test_what_is_missing_is_one_line(bench, capsys):
+    for arguments, message in (
+        (("--config", "7b"), "--config must be"),
+        (("--config", "tiny", "--baseline", "comfyui"), "need --comfyui"),
+        (("--config", "tiny", "--loop"), "needs --skip"),
+    ):
+        with pytest.raises(SystemExit):
+            bench("model", *arguments)
+        assert message in capsys.readouterr().err
