@@ -60,6 +60,24 @@ def test_forward_skips_and_loop_add_up_in_one_file(bench):
     assert bars["loop.tiny.vs_diffusers"] > 0 and rows["loop.ours"]["cache_bytes"] > 0
 
 
+def test_roofline_is_an_estimate_and_takes_measured_shares(bench, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    roofline = importlib.import_module("roofline")
+    todo = roofline.work("5b")
+    assert abs(todo.linears - 338) < 1 and abs(todo.attention - 326) < 1  # trillions, counted by hand
+    eager, ours = (
+        roofline.row(roofline.H200, todo, roofline.Shares())[name] for name in ("eager_ms", "ours_ms")
+    )
+    assert abs(eager / 1780 - 1) < 0.1 and ours < eager
+    shapes = ("3072x9216", "3072x12288", "12288x3072")
+    rows = [{"name": f"w4a8.{n}", "ours_tops": 1000.0, "ours_ms": 2.0, "bf16_ms": 3.0} for n in shapes]
+    rows += [{"name": "copy", "terabytes_per_second": 4.32}]
+    rows += [{"name": name, "share_of_copy": 0.8} for name in ("norm_quant", "gelu_quant")]
+    (tmp_path / "kernels.json").write_text(json.dumps({"machine": "cuda: NVIDIA H200", "rows": rows}))
+    found = roofline.measured_shares(tmp_path)
+    assert (found.copy, found.rows) == (0.9, 0.8) and abs(found.linear_int8 - 1000 / 1979) < 1e-9
+
+
 def test_recorded_skips_are_stretched(bench, monkeypatch, tmp_path):
     pattern = importlib.import_module("model_parts").skip_pattern
     from sixbit_diffusion.sixbit_core.skip import Observation
