@@ -39,8 +39,7 @@ class SixBitQuantize(io.ComfyNode):
                     "rotation",
                     options=list(ROTATIONS),
                     default="auto",
-                    tooltip="off: a file that other programs with NVFP4 read too. auto and on: rotated, "
-                    "which INT8 activations need.",
+                    tooltip="off: plain NVFP4. auto and on: rotated, which INT8 activations need.",
                 ),
                 io.String.Input(
                     "name", default="", tooltip="Of the new file; empty: the source's, with -6bit."
@@ -95,7 +94,7 @@ def _request(
     Raises:
         ValueError: a setting, name or source that cannot be.
     """
-    config = QuantizeConfig(method, rotation)
+    config = QuantizeConfig(method, rotation, compatible=rotation == "off")
     checkpoint = open_checkpoint(find_model(model_name, model_roots()))
     check_plain(checkpoint)
     check_precision(checkpoint)

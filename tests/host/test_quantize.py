@@ -17,6 +17,7 @@ CHECKS = {
     "move or delete it",
     "a_full_disk_is_said_before": ["0.00 GB free; free some space", "0.00 GB free; free some space", True],
     "node_writes_what_was_asked_for": [],
+    "plain_nvfp4_loads": True,
     "wrong_requests_are_one_line": [
         "rtn-off.safetensors exists and is another file; choose another name or delete it",
         "is quantized already; give the original checkpoint",

@@ -135,6 +135,13 @@ def node_writes_what_was_asked_for() -> list[str]:
 
 
 @check
+def plain_nvfp4_loads() -> bool:
+    expected = predict(LOAD.execute("tiny/", "as stored").args[0])
+    found = predict(LOAD.execute("rtn-off.safetensors", "auto").args[0])
+    return 0.01 < float((found - expected).norm() / expected.norm()) < 0.2
+
+
+@check
 def wrong_requests_are_one_line() -> list[object]:
     half = {name: tensor.half() for name, tensor in load_file(FOLDER / "native.safetensors").items()}
     save_file(half, FOLDER / "half.safetensors")
