@@ -142,17 +142,60 @@ def block_forward(
         (video, text) after the block, new tensors.
     """
     activated = nn.functional.silu(time)
-    shift, scale, gate = _modulation(parts.modulations[0](activated))
-    qkv = _project(run, index, parts, QKV, _modulated(parts.norms[0], video, text, scale, shift))
-    attended = _attend(parts, qkv, rotary, text.shape[1])
-    y = _project(run, index, parts, ("attn_out",), _as_it_is(attended))
-    text, video = gate_residual(text, video, y, gate)
-
-    shift, scale, gate = _modulation(parts.modulations[1](activated))
-    wide = _project(run, index, parts, ("ff_proj",), _modulated(parts.norms[1], video, text, scale, shift))
-    y = _project(run, index, parts, ("ff_out",), _activated(wide))
-    text, video = gate_residual(text, video, y, gate)
+    text, video = _attention(run, index, parts, video, text, activated, rotary)
+    text, video = _feed_forward(run, index, parts, video, text, activated)
     return video, text
+
+
+# A large tensor is handed on without a name, so that it is freed as soon as it is used.
+
+
+def _attention(
+    run: RunState,
+    index: int,
+    parts: BlockParts,
+    video: torch.Tensor,
+    text: torch.Tensor,
+    activated: torch.Tensor,
+    rotary: Rotary | None,
+) -> Pair:
+    shift, scale, gate = _modulation(parts.modulations[0](activated))
+    y = _project(
+        run,
+        index,
+        parts,
+        ("attn_out",),
+        _as_it_is(
+            _attend(
+                parts,
+                _project(run, index, parts, QKV, _modulated(parts.norms[0], video, text, scale, shift)),
+                rotary,
+                text.shape[1],
+            )
+        ),
+    )
+    return gate_residual(text, video, y, gate)
+
+
+def _feed_forward(
+    run: RunState,
+    index: int,
+    parts: BlockParts,
+    video: torch.Tensor,
+    text: torch.Tensor,
+    activated: torch.Tensor,
+) -> Pair:
+    shift, scale, gate = _modulation(parts.modulations[1](activated))
+    y = _project(
+        run,
+        index,
+        parts,
+        ("ff_out",),
+        _activated(
+            _project(run, index, parts, ("ff_proj",), _modulated(parts.norms[1], video, text, scale, shift))
+        ),
+    )
+    return gate_residual(text, video, y, gate)
 
 
 def _project(run: RunState, index: int, parts: BlockParts, kinds: tuple[str, ...], x: _Input) -> torch.Tensor:
@@ -166,11 +209,13 @@ def _project(run: RunState, index: int, parts: BlockParts, kinds: tuple[str, ...
         plain = x.plain()
         outputs = [_product(run, index, kind, one, plain) for kind, one in zip(kinds, linears, strict=True)]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+    batch, dtype = x.batch, x.dtype
     q, row_scale, *ratio = x.quantized(rotation, run.watches_outliers)
-    run.ran(index, kinds, q.shape[0] // x.batch, ratio[0] if ratio else None)
+    del x  # it may hold what was quantized, the widest tensor of a block
+    run.ran(index, kinds, q.shape[0] // batch, ratio[0] if ratio else None)
     weights = [(one.weight.data, one.weight.scale, one.weight.global_scale) for one in linears]
-    y = int8_linear(q, row_scale, weights, [one.bias for one in linears], x.dtype)
-    return y.view(x.batch, -1, y.shape[1])
+    y = int8_linear(q, row_scale, weights, [one.bias for one in linears], dtype)
+    return y.view(batch, -1, y.shape[1])
 
 
 def _product(run: RunState, index: int, kind: str, linear: BlockLinear, x: torch.Tensor) -> torch.Tensor:

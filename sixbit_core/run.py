@@ -269,19 +269,24 @@ class RunState:
 
     def _observe(self, block: int, rows: Sequence[int], inp: Pair, out: Pair) -> None:
         """Measure the block for these batch rows, and keep their residuals."""
-        fresh = []  # rows without an earlier residual: one measure for all of them
-        for row in rows:
-            stream, before, after = self._streams[row], (inp[0][row], inp[1][row]), (out[0][row], out[1][row])
-            if self._deltas is None or not self._deltas.holds(block, stream, *before):
-                fresh.append(row)
-            else:
-                elapsed = self.evaluation - self._deltas.evaluation(block, stream)
-                measures = self._deltas.change(block, stream, before[0], after[0])
-                self._observer.record(("block", block, elapsed), measures)
-            if self._deltas is not None:
-                self._deltas.store(block, stream, self.evaluation, before, after)
+        fresh = (
+            rows
+            if self._deltas is None
+            else [row for row in rows if not self._measure_change(block, row, inp, out)]
+        )
         if fresh:
             self._observer.record_rows(("block", block, 1), block_measures(inp[0], out[0]), fresh)
+
+    def _measure_change(self, block: int, row: int, inp: Pair, out: Pair) -> bool:
+        """Keep the residual of a batch row; whether there was an earlier one to measure it against."""
+        stream, before, after = self._streams[row], (inp[0][row], inp[1][row]), (out[0][row], out[1][row])
+        known = self._deltas.holds(block, stream, *before)
+        if known:
+            elapsed = self.evaluation - self._deltas.evaluation(block, stream)
+            measures = self._deltas.change(block, stream, before[0], after[0])
+            self._observer.record(("block", block, elapsed), measures)
+        self._deltas.store(block, stream, self.evaluation, before, after)
+        return known
 
 
 def run_block(

@@ -1,5 +1,7 @@
 """The core's own block forward against diffusers' block with the same quantized linears, run alike."""
 
+import sys
+import weakref
 from functools import partial
 
 import pytest
@@ -10,6 +12,7 @@ from sixbit_diffusion.engine.attach import attached, block_linears, describe, sw
 from sixbit_diffusion.engine.linears import QuantizedLinear
 from sixbit_diffusion.engine.schedule import Evaluation
 from sixbit_diffusion.kernels import block_hadamard, quantize_nvfp4
+from sixbit_diffusion.sixbit_core import block as block_module
 from sixbit_diffusion.sixbit_core.block import BlockLinear, block_forward
 from sixbit_diffusion.sixbit_core.config import DeltaCacheConfig, DMPQConfig
 from sixbit_diffusion.sixbit_core.families.cogvideox import SMALL
@@ -178,6 +181,25 @@ def test_a_branch_sees_the_input_and_adds_to_the_output():
     assert seen == [(1, 8, 512)] and branched == report
     torch.testing.assert_close(video - plain[0], gates[:, 2:3].expand_as(video), rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(text - plain[1], gates[:, 5:6].expand_as(text), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="older Pythons hold arguments until a call returns")
+def test_the_widest_tensor_is_freed_before_the_next_product(monkeypatch):
+    model, alive, products = quantized_transformer("5b"), [], []
+    gelu, product = block_module.gelu_int8, block_module.int8_linear
+
+    def watched_gelu(x, *args):
+        alive.append(weakref.ref(x))
+        return gelu(x, *args)
+
+    def watched_product(*args):
+        products.append([ref() is None for ref in alive])
+        return product(*args)
+
+    monkeypatch.setattr(block_module, "gelu_int8", watched_gelu)
+    monkeypatch.setattr(block_module, "int8_linear", watched_product)
+    both(model, DMPQConfig(router="int8"), steps=1)
+    assert len(alive) == 2 and len(products) == 8 and all(all(freed) for freed in products)
 
 
 def test_attention_kwargs_are_refused():
