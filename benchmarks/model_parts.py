@@ -267,7 +267,7 @@ def _comfyui(bench: Bench, checkout: Path) -> nn.Module:
     )
     model = Native(
         **{name: given[name] for name in names},
-        device="meta",
+        device=bench.device,
         dtype=bench.config.dtype,
         operations=comfy.ops.disable_weight_init,
     )
