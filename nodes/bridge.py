@@ -13,7 +13,7 @@ from ..sixbit_core.checkpoint import Checkpoint
 from ..sixbit_core.layout import BlockLayout
 from ..sixbit_core.run import RunState
 from .run import calc_cond_batch, diffusion_model, outer_sample, prepare_sampling
-from .settings import KEY, Settings, settings_in
+from .settings import KEY, Journal, Settings, settings_in
 from .swap import KINDS, layout
 
 MODEL_FACTS = "sixbit_facts"
@@ -51,7 +51,7 @@ def with_settings(model: Patcher, **changes: Any) -> Patcher:
         ValueError: if it is no CogVideoX, or the settings do not fit it.
     """
     blocks = layout_of(model)
-    settings = replace(settings_of(model), **changes)
+    settings = replace(settings_of(model), journal=Journal(), **changes)
     RunState(blocks, settings.dmpq, settings.cache, settings.predictor).close()
     clone = model.clone()
     clone.model_options.setdefault("transformer_options", {})[KEY] = settings

@@ -199,8 +199,7 @@ class SixBitCogVideoX(comfy.model_base.CogVideoX):
         return super().memory_required(*args, **kwargs) + reserved_bytes()
 
     def apply_model(self, x: torch.Tensor, t: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """The denoised latents; at the first noise level those that let the sampler's step end where alpha = 0
-        has it end, see `schedule.at_terminal`."""
+        """The denoised latents; at the first noise level those that `schedule.at_terminal` has instead."""
         denoised = super().apply_model(x, t, *args, **kwargs)
         steps = kwargs.get("transformer_options", {}).get("sample_sigmas")
         if steps is None or len(steps) < 2:

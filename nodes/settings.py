@@ -12,7 +12,7 @@ KEY = "sixbit"
 
 @dataclass
 class Journal:
-    """The report of the last run of a MODEL and its clones."""
+    """The report of the last run of a MODEL, as the last node of this pack made it."""
 
     last: RunReport | None = None
 

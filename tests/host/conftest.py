@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -21,10 +21,15 @@ sys.path.append(str(HERE))  # the tests of this folder share host_cases
 
 @dataclass(frozen=True)
 class Host:
-    """A ComfyUI folder, and the Python that runs it."""
+    """A ComfyUI folder, and the Python that runs it.
+
+    Attributes:
+        digests: of one and the same run, from every process that made it.
+    """
 
     folder: Path
     python: Path
+    digests: list[str] = field(default_factory=list)
 
     def environment(self) -> dict[str, str]:
         return {

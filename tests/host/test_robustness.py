@@ -59,7 +59,9 @@ def found(host, tmp_path_factory: pytest.TempPathFactory) -> dict:
     save_file({name: tensor.half() for name, tensor in whole.items()}, folder / "half.safetensors")
     shard = sorted((folder / "tiny").glob("*.safetensors"))[0]
     (folder / "lone.safetensors").write_bytes(shard.read_bytes())
-    return host.run("robustness", folder=folder, absent=["diffusers", "triton"])
+    answer = host.run("robustness", folder=folder, absent=["diffusers", "triton"])
+    host.digests.append(answer["digest"])
+    return answer
 
 
 def test_every_check_is_asked_for(found: dict) -> None:
@@ -84,11 +86,6 @@ def test_wrong_use_is_said_in_one_line(found: dict, use: str) -> None:
 
 def test_no_other_wrong_use_was_tried(found: dict) -> None:
     assert set(found["results"]["wrong_use_is_said_in_one_line"]) == set(SAID)
-
-
-def test_a_fresh_process_gives_the_same_clip(host, found: dict, tmp_path: Path) -> None:
-    make_transformer(VARIANTS["5b"]).save_pretrained(tmp_path / "tiny", max_shard_size="200KB")
-    assert host.run("digest", folder=tmp_path)["digest"] == found["digest"]
 
 
 @pytest.mark.slow

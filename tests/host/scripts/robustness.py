@@ -112,7 +112,13 @@ def two_samplers_in_a_graph_do_not_disturb() -> bool:
     alone = sample(first), sample(second, steps=5)
     draft = sample(first)
     refined = sample(second, steps=5)
-    return equal(draft, alone[0]) and equal(refined, alone[1]) and equal(sample(model), sample(load()))
+    routed = DMPQ.execute(load("tiny/", "6-bit"), "balanced").args[0]
+    long, short = cached(routed), cached(routed)
+    sample(long)
+    sample(short, steps=5)
+    apart = report(long).evaluations == STEPS and report(short).evaluations == 5
+    same = equal(draft, alone[0]) and equal(refined, alone[1]) and equal(sample(model), sample(load()))
+    return apart and same
 
 
 def guided(model, sigmas: torch.Tensor, latent: dict, noise: object) -> dict:

@@ -21,6 +21,7 @@ from graph import (
     cached,
     check,
     clean,
+    digest,
     equal,
     load,
     log_lines,
@@ -364,4 +365,4 @@ def other_models_are_refused() -> str:
     return "no error"
 
 
-run_checks()
+run_checks(digest=digest)
