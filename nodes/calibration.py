@@ -24,9 +24,8 @@ from ..sixbit_core.checkpoint import Checkpoint
 from ..sixbit_core.config import PRESETS, DMPQConfig
 from ..sixbit_core.predictor import Predictor
 from ..sixbit_core.run import RunState
-from .bridge import layout_of, with_settings
+from .bridge import layout_of, settings_of, with_settings
 from .run import RUN
-from .settings import Journal
 
 BITS = (5.0, 6.0, 7.0)
 _SOLVING_PROMPTS = 2  # that each threshold is tried on: whole runs, the longest part on a large model
@@ -101,14 +100,12 @@ def _bits(
     """Average activation bits of whole runs at a trial threshold."""
     preset = PRESETS["paper" if config.error == "paper" else "balanced"]
     dmpq = replace(config, outlier_limit=preset.dmpq.outlier_limit)
-    journal = Journal()
-    routed = with_settings(
-        model, dmpq=dmpq, cache=preset.cache if cache_on else None, predictor=predictor, journal=journal
-    )
+    cache = preset.cache if cache_on else None
+    routed = with_settings(model, dmpq=dmpq, cache=cache, predictor=predictor)
     bits = []
     for index in range(min(_SOLVING_PROMPTS, len(clips.positives))):
         _sample(routed, clips, index, on_step)
-        bits.append(journal.last.average_activation_bits)
+        bits.append(settings_of(routed).journal.last.average_activation_bits)
     mean = sum(bits) / len(bits)
     beside = " with cache" if cache_on else ""
     logging.info(f"6Bit: {mean:.2f} bits{beside} where {config.bits:g} are asked for")
@@ -135,7 +132,7 @@ def _sample(model: Patcher, clips: Clips, index: int, on_step: OnStep, steps: in
 
 def _recorded(model: Patcher, state: RunState) -> Patcher:
     """A clone that samples once, under the state given; whatever it was set to is left aside."""
-    clone = with_settings(model, dmpq=_W4A8, cache=None, predictor=None, journal=Journal())
+    clone = with_settings(model, dmpq=_W4A8, cache=None, predictor=None)
     clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, _KEY, partial(_recording, state))
     return clone
 
@@ -182,7 +179,7 @@ def _forecast(model: Patcher, clips: Clips, thresholds: int, solving: int) -> st
             torch.cuda.synchronize(model.load_device)
         times.append(time.perf_counter())
 
-    trial = with_settings(model, dmpq=_W4A8, cache=None, predictor=None, journal=Journal())
+    trial = with_settings(model, dmpq=_W4A8, cache=None, predictor=None)
     _sample(trial, clips, 0, on_step, steps=2)
     step = times[-1] - times[0]
     measured = len(clips.positives)
