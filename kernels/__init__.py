@@ -29,12 +29,14 @@ if _HAS_TRITON:
     from . import (  # noqa: F401  (importing a module of twins registers them)
         cast_triton,
         delta_triton,
+        fused_triton,
         hadamard_triton,
-        int8_triton,
         linear_triton,
         measures_triton,
         nvfp4_decode_triton,
         nvfp4_triton,
+        rotary_triton,
+        rows_triton,
         support_triton,
     )
 

@@ -10,10 +10,8 @@ from .formats_triton import (
     decode_e4m3,
     finite_abs,
     int8_of_product,
-    inverse_of_amax,
-    scale_from_amax,
+    int8_scales,
 )
-from .int8 import INT8_MAX
 from .support_triton import on_device, supported
 
 ROWS = 4
@@ -40,7 +38,6 @@ def cast_nvfp4_to_int8_kernel(
     N,
     K,
     global_stride,
-    INT8_MAX: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_BYTES: tl.constexpr,
 ):
@@ -54,11 +51,11 @@ def cast_nvfp4_to_int8_kernel(
         byte = start + tl.arange(0, BLOCK_BYTES)[None, :]
         even, odd = _load_pair(data_ptr, scale_ptr, rows, byte, global_scale, N, K)
         amax = tl.maximum(amax, tl.max(tl.maximum(finite_abs(even), finite_abs(odd)), axis=1))
-    scale = scale_from_amax(amax, INT8_MAX)
+    scale, inverse = int8_scales(amax, 1.0)
     tl.store(channel_ptr + channels, scale, mask=channels < N)
 
     finite = (scale == scale)[:, None]
-    inverse = tl.broadcast_to(inverse_of_amax(amax, scale, INT8_MAX)[:, None], (BLOCK_N, 2 * BLOCK_BYTES))
+    inverse = tl.broadcast_to(inverse[:, None], (BLOCK_N, 2 * BLOCK_BYTES))
     for start in range(0, K // 2, BLOCK_BYTES):
         byte = start + tl.arange(0, BLOCK_BYTES)[None, :]
         even, odd = _load_pair(data_ptr, scale_ptr, rows, byte, global_scale, N, K)
@@ -76,6 +73,19 @@ def cast_nvfp4_to_int8_triton(
     N, K = data.shape[0], data.shape[1] * 2
     q = torch.empty((N, K), dtype=torch.int8, device=data.device) if out is None else out
     channel_scale = torch.empty((N, 1), dtype=torch.float32, device=data.device)
+    cast_to(data, scale, global_scale, q, channel_scale)
+    return q, channel_scale
+
+
+def cast_to(
+    data: torch.Tensor,
+    scale: torch.Tensor,
+    global_scale: torch.Tensor,
+    q: torch.Tensor,
+    channel_scale: torch.Tensor,
+) -> None:
+    """Launch the cast into `q` (N, K) int8 and `channel_scale` (N, 1) float32, both contiguous."""
+    N, K = q.shape
     with on_device(data):
         cast_nvfp4_to_int8_kernel[(triton.cdiv(N, ROWS),)](
             data.contiguous(),
@@ -86,9 +96,7 @@ def cast_nvfp4_to_int8_triton(
             N,
             K,
             0 if global_scale.ndim == 0 else 1,
-            INT8_MAX=INT8_MAX,
             BLOCK_N=ROWS,
             BLOCK_BYTES=BYTES,
             enable_fp_fusion=False,
         )
-    return q, channel_scale

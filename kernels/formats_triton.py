@@ -34,11 +34,32 @@ def scale_from_amax(amax, LARGEST: tl.constexpr):
 
 
 @triton.jit
-def inverse_of_amax(amax, scale, LARGEST: tl.constexpr):
-    """What values are multiplied by before they are rounded: LARGEST / amax; 0 where their codes are 0."""
-    used = (scale == scale) & (amax >= LARGEST * SMALLEST_SCALE)
-    divisor = tl.where(used, amax, 1.0)
-    return tl.where(used, tl.div_rn(tl.full(amax.shape, LARGEST, tl.float32), divisor), 0.0)
+def int8_scales(amax, FACTOR: tl.constexpr):
+    """(scale, inverse) of rows of this largest magnitude: amax / 127 * FACTOR, and 127 / amax.
+
+    1 and 0 for rows of zeros, NaN and 0 where amax is not finite.
+    """
+    quotient = tl.div_rn(amax, tl.full(amax.shape, 127.0, tl.float32))
+    finite = amax <= LARGEST_FLOAT
+    used = finite & (quotient >= SMALLEST_SCALE)
+    scale = tl.where(finite, tl.where(used, quotient * FACTOR, 1.0), float("nan"))
+    inverse = tl.div_rn(tl.full(amax.shape, 127.0, tl.float32), tl.where(used, amax, 1.0))
+    return scale, tl.where(used, inverse, 0.0)
+
+
+@triton.jit
+def _larger_or_nan(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def largest_magnitude(x, INTERPRETED: tl.constexpr):
+    """The largest |x| along axis 1, NaN or infinity if one is not finite. (A reduction of our own takes the
+    interpreter seconds.)"""
+    if INTERPRETED:
+        return tl.max(finite_abs(x), axis=1)
+    else:
+        return tl.reduce(tl.abs(x), 1, _larger_or_nan)
 
 
 @triton.jit
@@ -108,7 +129,16 @@ def hadamard_signs(HADAMARD: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.cons
 
 @triton.jit
 def rotate(x, signs, HADAMARD: tl.constexpr, FACTOR: tl.constexpr):
-    """Float32 of a tile, rotated along its columns if HADAMARD > 1.
+    """Float32 of a tile, rotated along its columns if HADAMARD > 1."""
+    if HADAMARD == 1:
+        return x.to(tl.float32)
+    else:
+        return rotate_sums(x, signs, HADAMARD) * FACTOR
+
+
+@triton.jit
+def rotate_sums(x, signs, HADAMARD: tl.constexpr):
+    """`rotate` without its factor: the sums and differences.
 
     16-bit numbers are multiplied by `signs` on the tensor cores, in a type that holds them exactly, with
     float32 sums. Float32 ones have no such product, and one of plain additions spills registers.
@@ -116,9 +146,9 @@ def rotate(x, signs, HADAMARD: tl.constexpr, FACTOR: tl.constexpr):
     if HADAMARD == 1:
         return x.to(tl.float32)
     elif x.dtype == tl.float32:
-        return butterflies(x, HADAMARD) * FACTOR
+        return butterflies(x, HADAMARD)
     else:
-        return tl.dot(x.to(signs.dtype), signs, input_precision="ieee") * FACTOR
+        return tl.dot(x.to(signs.dtype), signs, input_precision="ieee")
 
 
 @triton.jit

@@ -13,7 +13,7 @@ import torch
 
 from .checks import LARGEST_HADAMARD, check_block, check_float, check_nvfp4_columns
 from .dispatch import Op
-from .int8 import quantize_int8
+from .int8 import quantize_rows
 from .nvfp4 import quantize_nvfp4
 
 
@@ -51,6 +51,8 @@ def block_hadamard(x: torch.Tensor, block: int) -> torch.Tensor:
 def hadamard_quantize_int8(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate each row of `x` in float32 and quantize it to INT8, without rounding in between.
 
+    What is quantized are the sums x H; 1 / sqrt(block) goes into the scale.
+
     Args:
         x: (M, K) float16, bfloat16 or float32.
         block: a power of two, at most 128, that divides K; 0 or 1 means no rotation.
@@ -64,7 +66,7 @@ def hadamard_quantize_int8(x: torch.Tensor, block: int) -> tuple[torch.Tensor, t
     """
     check_float("hadamard_quantize_int8", x, ndim=2)
     check_block("hadamard_quantize_int8", x.shape[1], block)
-    return quantize_int8(_rotate(x.float(), block))
+    return quantize_rows(_sums(x.float(), block), max(block, 1) ** -0.5)
 
 
 @Op
@@ -101,7 +103,9 @@ def hadamard_signs(block: int, device: torch.device) -> torch.Tensor:
 
 def _rotate(x: torch.Tensor, block: int) -> torch.Tensor:
     """float32 in, float32 out."""
-    if block <= 1:
-        return x
-    blocks = x.reshape(-1, block) @ hadamard_signs(block, x.device)
-    return (blocks * block**-0.5).view(x.shape)
+    return _sums(x, block) * block**-0.5 if block > 1 else x
+
+
+def _sums(x: torch.Tensor, block: int) -> torch.Tensor:
+    """`_rotate` without its factor: x H."""
+    return (x.reshape(-1, block) @ hadamard_signs(block, x.device)).view(x.shape) if block > 1 else x

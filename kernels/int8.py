@@ -40,6 +40,11 @@ def quantize_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         ValueError: if `x` is not a 2-D floating-point tensor.
     """
     check_float("quantize_int8", x, ndim=2)
+    return quantize_rows(x, 1.0)
+
+
+def quantize_rows(x: torch.Tensor, factor: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """`quantize_int8` of `factor` times `x`: the codes are those of x, the factor goes into the scale."""
     amax = x.abs().amax(dim=1, keepdim=True).float()
     largest = torch.full_like(amax, INT8_MAX)  # a tensor: on CUDA a number would be a reciprocal
     scale = amax / largest
@@ -51,4 +56,4 @@ def quantize_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         part = slice(i, i + rows)
         scaled = torch.where(finite[part], x[part].double(), 0.0) * inverse[part]
         q[part] = scaled.round_().to(torch.int8)
-    return q, torch.where(finite, torch.where(used, scale, 1.0), torch.nan)
+    return q, torch.where(finite, torch.where(used, scale * factor, 1.0), torch.nan)

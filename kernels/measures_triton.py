@@ -14,7 +14,7 @@ from .support_triton import on_device, supported
 
 BLOCK = 2048  # elements at a time; more spills registers
 CHUNK = 65536  # elements of a program
-FINAL_BLOCK = 256  # partial sums at a time
+FINAL_BLOCK = 1024  # partial sums at a time
 
 
 @triton.jit
@@ -159,11 +159,18 @@ def outlier_ratio_triton(x: torch.Tensor) -> torch.Tensor:
     batch, count = x.shape[0], x.shape[1] * x.shape[2]
     chunks = triton.cdiv(count, CHUNK)
     partial = torch.empty((batch, chunks, 2), dtype=torch.float32, device=x.device)
-    result = torch.empty((batch,), dtype=torch.float32, device=x.device)
     with on_device(x):
         outlier_partial_kernel[(chunks, batch)](
             x, partial, count, x.stride(0), CHUNK=CHUNK, BLOCK=BLOCK, enable_fp_fusion=False
         )
+    return finish_outliers(partial, count)
+
+
+def finish_outliers(partial: torch.Tensor, count: int) -> torch.Tensor:
+    """(B,) ratios from (B, chunks, 2) maxima and sums of the magnitudes of `count` values each."""
+    batch, chunks, _ = partial.shape
+    result = torch.empty((batch,), dtype=torch.float32, device=partial.device)
+    with on_device(partial):
         outlier_final_kernel[(batch,)](
             partial, result, chunks, count, BLOCK=FINAL_BLOCK, enable_fp_fusion=False
         )

@@ -2,7 +2,7 @@
 
 Run by `test_compile.py` in a process of its own, since kernels that are interpreted cannot be compiled:
 
-    python tests/kernels/compile_kernels.py 90
+    python tests/kernels/compile_kernels.py 90 [a part of the kernels' names]
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 
 os.environ.pop("TRITON_INTERPRET", None)
 
+import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
@@ -45,14 +46,14 @@ class Job:
     options: dict[str, object] = field(default_factory=dict)
 
 
-def main(arch: int) -> None:
+def main(arch: int, only: str = "") -> None:
     if importlib.util.find_spec("sixbit_diffusion") is None:
         spec = importlib.util.spec_from_file_location(
             "sixbit_diffusion", ROOT / "__init__.py", submodule_search_locations=[str(ROOT)]
         )
         sys.modules["sixbit_diffusion"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules["sixbit_diffusion"])
-    for job in jobs(arch):
+    for job in (job for job in jobs(arch) if only in job.name):
         print(json.dumps({"name": job.name, **compile_job(job, arch)}), flush=True)
 
 
@@ -62,11 +63,13 @@ def jobs(arch: int) -> Iterator[Job]:
 
     for dtype in ROW_DTYPES if arch in EVERY_DTYPE else ("bf16",):
         yield from row_jobs(dtype)
+        yield from whole_row_jobs(dtype, (arch // 10, arch % 10))
+        yield from block_jobs(dtype)
     yield Job(
         "cast_nvfp4_to_int8",
         cast_triton.cast_nvfp4_to_int8_kernel,
         {**WEIGHT, "q_ptr": "*i8", "channel_ptr": "*fp32", "N": "i32", "K": "i32", "global_stride": "i32"},
-        {"INT8_MAX": 127.0, "BLOCK_N": cast_triton.ROWS, "BLOCK_BYTES": cast_triton.BYTES},
+        {"BLOCK_N": cast_triton.ROWS, "BLOCK_BYTES": cast_triton.BYTES},
     )
     yield from gemm_jobs(gemm_triton, (arch // 10, arch % 10))
     yield from measure_jobs(measures_triton)
@@ -80,19 +83,12 @@ def jobs(arch: int) -> Iterator[Job]:
 
 def row_jobs(dtype: str) -> Iterator[Job]:
     """Quantization and rotation of rows of `dtype`, and decoding to it."""
-    from sixbit_diffusion.kernels import hadamard_triton, int8_triton, nvfp4_decode_triton, nvfp4_triton
+    from sixbit_diffusion.kernels import hadamard_triton, nvfp4_decode_triton, nvfp4_triton
 
     product = ROW_DTYPES[dtype]
     rotated = {"HADAMARD": 128, "FACTOR": 128**-0.5}
     plain = {"HADAMARD": 1, "FACTOR": 1.0}
     sizes = {"M": "i32", "K": "i32", "x_row_stride": "i32"}
-    for label, rotation in (("rotated", rotated), ("plain", plain)):
-        yield Job(
-            f"quantize_int8 {label} {dtype}",
-            int8_triton.quantize_int8_kernel,
-            {"x_ptr": f"*{dtype}", "q_ptr": "*i8", "scale_ptr": "*fp32", **sizes},
-            {"INT8_MAX": 127.0, "PRODUCT": product, **rotation, "BLOCK_M": int8_triton.ROWS, "BLOCK_K": 128},
-        )
     nvfp4 = {"x_ptr": f"*{dtype}", **WEIGHT, **sizes, "global_stride": "i32"}
     tile = {"BLOCK_M": nvfp4_triton.ROWS, "BLOCK_K": nvfp4_triton.COLUMNS}
     small = {"BLOCK_M": nvfp4_triton.CHOOSING_ROWS, "BLOCK_K": nvfp4_triton.COLUMNS}
@@ -133,6 +129,105 @@ def row_jobs(dtype: str) -> Iterator[Job]:
             {**WEIGHT, "out_ptr": f"*{dtype}", "N": "i32", "K": "i32", "global_stride": "i32"},
             {"WITH_GLOBAL": True, **rotation, "BLOCK_N": rows, "BLOCK_BYTES": width},
         )
+
+
+def whole_row_jobs(dtype: str, capability: tuple[int, int]) -> Iterator[Job]:
+    """The passes over whole rows, at the widths of CogVideoX-5B and of a small model."""
+    from sixbit_diffusion.kernels import rows_triton
+    from sixbit_diffusion.kernels.rows_triton import GELU, NORM, PLAIN
+
+    torch_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
+    for label, prologue, width, block, quantize, outliers in (
+        ("quantize_int8 rotated", PLAIN, 3072, 128, True, False),
+        ("quantize_int8 rotated wide", PLAIN, 12288, 128, True, False),
+        ("quantize_int8 rotated narrow", PLAIN, 48, 16, True, False),
+        ("quantize_int8 plain", PLAIN, 3072, 1, True, False),
+        ("gelu_int8", GELU, 12288, 128, True, False),
+        ("gelu_int8 outliers", GELU, 12288, 128, True, True),
+        ("norm_modulate_int8", NORM, 3072, 128, True, False),
+        ("norm_modulate_int8 outliers", NORM, 3072, 128, True, True),
+        ("norm_modulate", NORM, 3072, 1, False, False),
+    ):
+        tile = rows_triton.row_tile(width, torch_dtype, prologue, capability)
+        yield Job(
+            f"{label} {dtype}",
+            rows_triton.rows_kernel,
+            {
+                "text_ptr": f"*{dtype}",
+                "video_ptr": f"*{dtype}",
+                "coefficients_ptr": "*fp32",
+                "y_ptr": "*i8" if quantize else f"*{dtype}",
+                "scale_ptr": "*fp32",
+                "partial_ptr": "*fp32",
+                "B": "i32",
+                "T": "i32",
+                "V": "i32",
+                "row_stride": "i32",
+                "eps": "fp32",
+            },
+            {
+                "K": width,
+                "ROWS": tile.rows,
+                "CHUNKS": tile.chunks,
+                "COLUMNS": rows_triton.COLUMNS,
+                "PROLOGUE": prologue,
+                "QUANTIZE": quantize,
+                "OUTLIERS": outliers,
+                "HADAMARD": block,
+                "FACTOR": block**-0.5,
+                "PRODUCT": ROW_DTYPES[dtype],
+                "STAGES": tile.stages,
+                "INTERPRETED": False,
+            },
+            {"num_warps": tile.warps, "enable_fp_fusion": True},
+        )
+
+
+def block_jobs(dtype: str) -> Iterator[Job]:
+    """The other passes of a block."""
+    from sixbit_diffusion.kernels import fused_triton, rotary_triton
+
+    pointer = f"*{dtype}"
+    yield Job(
+        f"coefficients {dtype}",
+        fused_triton.coefficients_kernel,
+        {
+            **dict.fromkeys(("weight_ptr", "bias_ptr", "scale_ptr", "shift_ptr"), pointer),
+            "out_ptr": "*fp32",
+            **dict.fromkeys(
+                ("D", "padded", "scale_item", "scale_stream", "shift_item", "shift_stream"), "i32"
+            ),
+        },
+        {"WITH_WEIGHT": True, "WITH_BIAS": True, "BLOCK": fused_triton.COEFFICIENTS},
+    )
+    rows, columns = fused_triton.GATE_TILE
+    tensors = ("text_ptr", "video_ptr", "y_ptr", "gate_ptr", "new_text_ptr", "new_video_ptr")
+    yield Job(
+        f"gate_residual {dtype}",
+        fused_triton.gate_residual_kernel,
+        {
+            **dict.fromkeys(tensors, pointer),
+            **dict.fromkeys(("T", "V", "D", "gate_item", "gate_stream"), "i32"),
+        },
+        {"BLOCK_M": rows, "BLOCK_D": columns},
+    )
+    norms = ("qkv_ptr", "q_weight_ptr", "q_bias_ptr", "k_weight_ptr", "k_bias_ptr")
+    yield Job(
+        f"norm_rotary {dtype}",
+        rotary_triton.norm_rotary_kernel,
+        {
+            **dict.fromkeys(norms, pointer),
+            **dict.fromkeys(("cos_ptr", "sin_ptr"), "*fp32"),
+            **dict.fromkeys(("tokens", "text_tokens", "heads"), "i32"),
+            "eps": "fp32",
+        },
+        {
+            **dict.fromkeys(("NORM_Q", "NORM_K", "ROTARY"), True),
+            "SIZE": 64,
+            "LANES": 64,
+            "HEADS": rotary_triton.VALUES // 64,
+        },
+    )
 
 
 def gemm_jobs(gemm_triton: object, capability: tuple[int, int]) -> Iterator[Job]:
@@ -221,10 +316,10 @@ def compile_job(job: Job, arch: int) -> dict[str, object]:
     aligned = {
         (names.index(name),): [["tt.divisibility", 16]]
         for name, kind in job.types.items()
-        if kind.startswith("*") or name in {"K", "N", "x_row_stride", "count"}
+        if kind.startswith("*") or name in {"K", "N", "x_row_stride", "row_stride", "count", "D", "padded"}
     }
     source = ASTSource(fn=job.kernel, signature=signature, constexprs=constants, attrs=aligned)
-    options = {**job.options, "enable_fp_fusion": False}
+    options = {"enable_fp_fusion": False, **job.options}
     built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     products = sorted(set(PRODUCT.findall(built.asm["ptx"])))
     return {"shared": built.metadata.shared, "products": products, **usage(built.asm.get("cubin"))}
@@ -245,4 +340,4 @@ def usage(cubin: bytes | None) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from sixbit_diffusion.kernels import (
+    block_hadamard,
     gate_residual,
     gelu_int8,
     hadamard_quantize_int8,
     norm_modulate,
     norm_modulate_int8,
     outlier_ratio,
+    use_backend,
 )
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -73,6 +75,123 @@ def test_forms_that_quantize_are_the_two_steps(streams, make, dtype, block):
     assert torch.equal(q, expected_q) and torch.equal(scale, expected_scale)
     assert torch.equal(ratio, outlier_ratio(y))
     assert len(gelu_int8(x, block)) == 2
+
+
+CASES = [
+    (2, 3, 5, 48, 16),
+    (1, 0, 9, 64, 64),
+    (2, 5, 7, 256, 128),
+    (1, 3, 2, 1920, 128),
+    (1, 1, 6, 3072, 128),
+]
+LARGE = [(2, 226, 1777, 3072, 128), (2, 226, 1351, 1920, 128), (2, 0, 4500, 256, 128), (1, 3, 5000, 48, 16)]
+WIDE = [(2, 7, 256, 128), (1, 3, 12288, 128), (2, 2, 7680, 128), (1, 9, 123, 0)]
+WIDE_LARGE = [(2, 1777, 12288, 128), (2, 1777, 7680, 128), (1, 9000, 256, 128)]
+
+
+def gpu(cases):
+    return [pytest.param(case, marks=pytest.mark.gpu) for case in cases]
+
+
+@pytest.fixture
+def assert_codes_agree(device):
+    """INT8 rows of nearly the same numbers: no code more than a step away, few at all; every row near the
+    exact one. More may differ where the interpreter truncates bfloat16."""
+
+    def check(got, expected, exact, dtype, most=0.01):
+        truncated = device == "cpu" and dtype == torch.bfloat16
+        compare(got, expected, exact, *((0.4, 5e-3, 1e-2) if truncated else (most, 1e-3, 1e-3)))
+
+    return check
+
+
+def compare(got, expected, exact, most, slack, ratio_slack):
+    (q, scale), (expected_q, expected_scale) = got[:2], expected[:2]
+    torch.testing.assert_close(scale, expected_scale, rtol=0.01, atol=0)
+    assert (q.int() - expected_q.int()).abs().max() <= 1
+    assert (q != expected_q).float().mean() <= most
+    size = exact.double().norm(dim=1)
+    error = (q.double() * scale - exact).norm(dim=1) / size
+    expected_error = (expected_q.double() * expected_scale - exact).norm(dim=1) / size
+    assert (error <= 1.1 * expected_error + slack).all()
+    for ratio, expected_ratio in zip(got[2:], expected[2:], strict=True):
+        torch.testing.assert_close(ratio, expected_ratio, rtol=ratio_slack, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", [*CASES, *gpu(LARGE)], ids=str)
+def test_twin_normalizes(device, run_both, assert_codes_agree, streams, case, dtype):
+    """Against float32 of the same numbers, at most twice the reference's error and one rounding."""
+    *shape, block = case
+    for affine in (True, False):
+        arguments = streams(*shape, dtype=dtype, device=device, affine=affine)
+        with use_backend("reference"):
+            exact = norm_modulate(*(a.double().float() if torch.is_tensor(a) else a for a in arguments))
+        (expected,), (got,) = run_both(norm_modulate, *arguments)
+        worst = (expected.float() - exact).abs().max()
+        unit = max(torch.finfo(dtype).eps, 1e-6) if device == "cpu" else 1e-5
+        assert (got.float() - exact).abs().max() <= 2 * worst + unit * exact.abs().max()
+
+        for outliers in (False, True):
+            expected, got = run_both(norm_modulate_int8, *arguments, block, outliers)
+            rotated = block_hadamard(exact.flatten(0, 1), block)
+            assert_codes_agree(got, expected, rotated, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", [*WIDE, *gpu(WIDE_LARGE)], ids=str)
+def test_twin_of_gelu(device, run_both, assert_codes_agree, make, case, dtype):
+    batch, tokens, width, block = case
+    x = make(batch, tokens, width, dtype=dtype, device=device)
+    exact = torch.nn.functional.gelu(x.float(), approximate="tanh").flatten(0, 1)
+    for outliers in (False, True):
+        expected, got = run_both(gelu_int8, x, block, outliers)
+        # Where it is compiled tanh is approximate, to one part in 2,000.
+        assert_codes_agree(got, expected, block_hadamard(exact, block), dtype, 0.2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", [*CASES, *gpu(LARGE)], ids=str)
+def test_twin_adds_by_gate(device, run_both, make, case, dtype):
+    batch, text, video, width, _ = case
+    arguments = (
+        make(batch, text, width, dtype=dtype, device=device),
+        make(batch, video, width, dtype=dtype, device=device, seed=1),
+        make(batch, text + video, width, dtype=dtype, device=device, seed=2),
+        make(batch, 2, width, device=device, seed=3),
+    )
+    with use_backend("reference"):
+        exact = gate_residual(*(a.float() for a in arguments))
+    expected, got = run_both(gate_residual, *arguments)
+    for want, a, b in zip(exact, expected, got, strict=True):
+        if want.numel():
+            unit = max(torch.finfo(dtype).eps, 1e-6) if device == "cpu" else 1e-6
+            assert (b - want).abs().max() <= 2 * (a - want).abs().max() + unit * want.abs().max()
+    assert got[1].data_ptr() != arguments[1].data_ptr()
+
+
+def test_modulation_may_be_slices(device, run_both, streams, make):
+    """As the chunks of one product are: (B, 2, D) out of (B, 6 D)."""
+    text, video, weight, bias, eps, _, _ = streams(2, 3, 5, 64, device=device)
+    shift, scale, gate = make(2, 6 * 64, device=device).view(2, 2, 3, 64).unbind(2)
+    assert not scale.is_contiguous()
+    (expected,), (got,) = run_both(norm_modulate, text, video, weight, bias, eps, scale, shift)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    expected, got = run_both(gate_residual, text, video, expected, gate)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_not_finite_stays_in_its_row(device, run_both, streams, make):
+    arguments = streams(1, 2, 4, 64, device=device)
+    arguments[1][0, 1, 7], arguments[1][0, 2, 9] = torch.nan, torch.inf
+    for q, scale, ratio in run_both(norm_modulate_int8, *arguments, 64, True):
+        assert scale.isnan().flatten().tolist() == [False, False, False, True, True, False]
+        assert (q[3:5] == 0).all() and ratio.isnan().all()
+    x = make(2, 4, 64, device=device)
+    x[0, 1, 7], x[0, 2, 9] = torch.nan, torch.inf
+    for q, scale, ratio in run_both(gelu_int8, x, 64, True):
+        assert scale.isnan().flatten().tolist() == [False, True, True, False] + [False] * 4
+        assert (q[1:3] == 0).all() and ratio.isnan().tolist() == [True, False]
 
 
 def test_wrong_arguments_are_named(streams, make):

@@ -48,14 +48,15 @@ def test_result_is_the_linear_layer(layer, linear, most, hadamard):
     torch.testing.assert_close(y, without + bias, rtol=0, atol=1e-4)
 
 
-def test_weights_side_by_side_are_each_by_itself(layer, make):
-    x, triple, bias, _ = layer(9, 64, 20, 16)
-    other = quantize_nvfp4(make(33, 64, seed=5), per_row=True)
+def test_weights_side_by_side_are_each_by_itself(device, run_both, layer, make):
+    x, triple, bias, _ = layer(9, 64, 20, 16, device=device)
+    other = quantize_nvfp4(make(33, 64, device=device, seed=5), per_row=True)
     q, row_scale = hadamard_quantize_int8(x, 16)
-    y = int8_linear(q, row_scale, [triple, other], [bias, None], torch.bfloat16)
-    assert y.shape == (9, 53) and y.dtype == torch.bfloat16
-    assert torch.equal(y[:, :20], linear_w4a8(x, *triple, bias, 16).bfloat16())
-    assert torch.equal(y[:, 20:], linear_w4a8(x, *other, None, 16).bfloat16())
+    for biases in ([bias, None], [None, None]):
+        for (y,) in run_both(int8_linear, q, row_scale, [triple, other], biases, torch.float16):
+            assert y.shape == (9, 53) and y.dtype == torch.float16
+            assert torch.equal(y[:, :20], linear_w4a8(x, *triple, biases[0], 16).half())
+            assert torch.equal(y[:, 20:], linear_w4a8(x, *other, None, 16).half())
 
 
 def test_formats_rank_by_error(layer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sixbit_diffusion.kernels import norm_rotary_
+from sixbit_diffusion.kernels import norm_rotary_, use_backend
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -53,6 +53,45 @@ def test_neither_norm_nor_rotation_leaves_it_alone(attention):
     arguments = attention(1, 2, 3, 2, 8, norm=False, rotary=False)
     before = arguments[0].clone()
     assert torch.equal(norm_rotary_(*arguments), before)
+
+
+CASES = [
+    (2, 3, 5, 2, 8),
+    (1, 0, 4, 3, 64),
+    (1, 4, 0, 2, 16),
+    (2, 1, 3, 30, 64),
+    (1, 2, 2, 48, 64),
+    (1, 1, 2, 3, 24),
+]
+LARGE = [(2, 226, 1351, 48, 64), (1, 226, 3000, 30, 64)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", [*CASES, *(pytest.param(c, marks=pytest.mark.gpu) for c in LARGE)], ids=str)
+@pytest.mark.parametrize("norm, rotary", [(True, True), (True, False), (False, True)])
+def test_twin_agrees(device, attention, case, norm, rotary, dtype):
+    """Against float32 of the same numbers, at most twice the reference's error and one rounding."""
+    qkv, *rest = attention(*case, dtype=dtype, device=device, norm=norm, rotary=rotary)
+    results = {}
+    for name, backend, x in (("exact", "reference", qkv.float()), ("reference", "reference", qkv.clone())):
+        with use_backend(backend):
+            results[name] = norm_rotary_(x, *rest)
+    with use_backend("triton"):
+        got = norm_rotary_(qkv, *rest)
+    exact = results["exact"]
+    worst = (results["reference"].float() - exact).abs().max()
+    unit = max(torch.finfo(dtype).eps, 1e-6) if device == "cpu" else 1e-6
+    assert got.data_ptr() == qkv.data_ptr()
+    assert (got.float() - exact).abs().max() <= 2 * worst + unit * exact.abs().max()
+
+
+def test_only_k_may_be_normalized(device, attention):
+    qkv, heads, _, norm_k, eps, rotary, text = attention(1, 2, 3, 2, 8, device=device)
+    with use_backend("reference"):
+        expected = norm_rotary_(qkv.clone(), heads, None, norm_k, eps, rotary, text)
+    with use_backend("triton"):
+        norm_rotary_(qkv, heads, None, norm_k, eps, rotary, text)
+    torch.testing.assert_close(qkv, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_wrong_arguments_are_named(attention):

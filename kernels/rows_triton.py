@@ -1,0 +1,298 @@
+"""Triton kernel over whole rows: what is done to them first, a Hadamard rotation, INT8. And the plain twins.
+
+A program keeps whole rows in registers, so that each is read once, and walks over many tiles while the next
+ones are on their way. A tile is 128 chunks of 128 columns: four rows of 32, say. Its rotation is one
+product of 128 x 128 with the sign matrix, for any K.
+
+Divisions and conversions are what such a pass must not do per value: values are multiplied by 127 / amax and
+rounded by an addition (`formats_triton.int8_of_product`), and the factor of the rotation goes into the scale.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+
+from .checks import check_block, check_float
+from .formats_triton import (
+    hadamard_signs,
+    int8_of_product,
+    int8_scales,
+    largest_magnitude,
+    rotate_sums,
+)
+from .gemm_triton import capability_of
+from .hadamard import hadamard_quantize_int8
+from .int8 import quantize_int8
+from .support_triton import on_device, product_dtype, rows_contiguous, supported
+
+COLUMNS = 128  # of a chunk: the largest rotation
+LEAST_CHUNKS = 128  # of a tile: with 64, and one stage, Triton 3.6 multiplies wrongly on sm_90
+PLAIN, GELU, NORM = 0, 1, 2  # what is done to a row first
+LARGEST_STRIDE = 1 << 23  # offsets inside a tile are int32
+
+
+@dataclass(frozen=True)
+class RowTile:
+    """How rows are cut up: `rows` of `chunks` a tile. `stages` are tiles on their way at a time, `programs`
+    run on each multiprocessor."""
+
+    rows: int
+    chunks: int
+    warps: int
+    stages: int
+    programs: int
+
+
+# (warps, stages, programs) by major compute capability. Where rows are normalized there is one stage: the
+# coefficients would be brought along with each tile on its way, and they fill shared memory.
+LAUNCH = {9: {PLAIN: (4, 3, 3), GELU: (4, 2, 2), NORM: (8, 2, 1)}}
+SMALL_LAUNCH = {PLAIN: (8, 2, 2), GELU: (8, 1, 2), NORM: (8, 1, 2)}
+
+
+@triton.jit
+def _by_row(x, ROWS: tl.constexpr):
+    """A tile, (chunks * ROWS, columns), as (ROWS, chunks * columns)."""
+    chunks: tl.constexpr = x.shape[0] // ROWS
+    by_row = tl.permute(tl.reshape(x, (chunks, ROWS, x.shape[1])), (1, 0, 2))
+    return tl.reshape(by_row, (ROWS, chunks * x.shape[1]))
+
+
+@triton.jit
+def _by_chunk(x, SHAPE: tl.constexpr):
+    """A number a row, (rows,), as SHAPE (chunks * rows, columns)."""
+    chunks = tl.broadcast_to(x[None, :], (SHAPE[0] // x.shape[0], x.shape[0]))
+    return tl.broadcast_to(tl.reshape(chunks, (SHAPE[0],))[:, None], SHAPE)
+
+
+@triton.jit
+def _once(x, INTERPRETED: tl.constexpr):
+    """`x`, which the compiler may not compute a second time for a second use in another layout."""
+    if INTERPRETED or x.dtype == tl.float32:
+        return x
+    else:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
+
+
+@triton.jit
+def _and(a, b, INTERPRETED: tl.constexpr):
+    """a & b of bytes, four at a time."""
+    if INTERPRETED:
+        return a & b
+    else:
+        return tl.inline_asm_elementwise(
+            "and.b32 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.int8, is_pure=True, pack=4
+        )
+
+
+@triton.jit
+def _gelu(x, DOUBLED: tl.constexpr, APPROXIMATE: tl.constexpr):
+    """GELU by tanh, in float32. DOUBLED: twice that, which saves a multiplication."""
+    f = x.to(tl.float32)
+    u = f * tl.fma(f * f, 0.7978845608028654 * 0.044715, 0.7978845608028654)
+    if APPROXIMATE:
+        t = tl.inline_asm_elementwise(
+            "tanh.approx.f32 $0, $1;", "=f,f", [u], dtype=tl.float32, is_pure=True, pack=1
+        )
+        h = f if DOUBLED else 0.5 * f
+        y = tl.fma(h, t, h)
+    else:
+        y = f / (1.0 + tl.exp(-2.0 * u))
+    return y
+
+
+@triton.jit(do_not_specialize=["B", "T", "V"])
+def rows_kernel(
+    text_ptr,
+    video_ptr,
+    coefficients_ptr,
+    y_ptr,
+    scale_ptr,
+    partial_ptr,
+    B,
+    T,
+    V,
+    row_stride,
+    eps,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PROLOGUE: tl.constexpr,
+    QUANTIZE: tl.constexpr,
+    OUTLIERS: tl.constexpr,
+    HADAMARD: tl.constexpr,
+    FACTOR: tl.constexpr,
+    PRODUCT: tl.constexpr,
+    STAGES: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    # grid: any number of programs. Tiles hold rows of one stream of one batch item. partial: (tiles, 2) of
+    # the largest and the sum of |x|; coefficients: (B, 2, 2, PADDED) of factor and shift, the video's first.
+    DTYPE: tl.constexpr = video_ptr.dtype.element_ty
+    APPROXIMATE: tl.constexpr = PROLOGUE == 1 and not INTERPRETED and tl.float32 != DTYPE
+    DOUBLED: tl.constexpr = APPROXIMATE and tl.bfloat16 == DTYPE  # twice a float16 might overflow
+    TOTAL_FACTOR: tl.constexpr = FACTOR * 0.5 if DOUBLED else FACTOR
+    PADDED: tl.constexpr = CHUNKS * COLUMNS
+    signs = hadamard_signs(HADAMARD, COLUMNS, PRODUCT)
+    chunk = tl.arange(0, ROWS * CHUNKS)
+    row = chunk % ROWS  # so that a thread, which holds every so many chunks, holds those of few rows
+    column = (chunk // ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    inside = column < K
+    lane = tl.arange(0, ROWS)
+    text_tiles = tl.cdiv(T, ROWS)
+    item_tiles = text_tiles + tl.cdiv(V, ROWS)
+    for tile in tl.range(tl.program_id(0), B * item_tiles, tl.num_programs(0), num_stages=STAGES):
+        item = tile // item_tiles
+        is_text = tile % item_tiles < text_tiles
+        size = tl.where(is_text, T, V)
+        first = (tile % item_tiles - tl.where(is_text, 0, text_tiles)) * ROWS
+        source = text_ptr if is_text else video_ptr
+        source += (item * size + first).to(tl.int64) * row_stride
+        target = (item * (T + V) + tl.where(is_text, 0, T) + first).to(tl.int64)
+        mask = (first + row < size)[:, None] & inside
+        x = tl.load(source + row[:, None] * row_stride + column, mask=mask, other=0.0)
+
+        if PROLOGUE != 0 and K < PADDED:  # says which registers hold nothing
+            x = tl.where(inside, x, 0.0)
+        if PROLOGUE == 1:
+            f = _gelu(x, DOUBLED, APPROXIMATE)
+            x = _once(f.to(x.dtype), INTERPRETED)
+        if PROLOGUE == 2:
+            f = x.to(tl.float32)
+            mean = tl.sum(_by_row(f, ROWS), 1) / K
+            square = tl.sum(_by_row(f * f, ROWS), 1) / K
+            deviation = tl.rsqrt(tl.maximum(square - mean * mean, 0.0) + eps)
+            stream = coefficients_ptr + (item * 2 + tl.where(is_text, 1, 0)).to(tl.int64) * 2 * PADDED
+            if size > 0:  # always; loads within are not brought along with the tiles on their way
+                factor = tl.load(stream + column)
+                shift = tl.load(stream + PADDED + column)
+            else:
+                factor = tl.zeros(x.shape, tl.float32)
+                shift = tl.zeros(x.shape, tl.float32)
+            f = tl.fma(f, _by_chunk(deviation, x.shape), _by_chunk(-mean * deviation, x.shape))
+            f = tl.fma(f, factor, shift)
+            x = _once(f.to(x.dtype), INTERPRETED)
+
+        if OUTLIERS:
+            magnitude = _by_row(tl.abs(f), ROWS)  # not rounded: only the mean knows, and not by much
+            used = first + lane < size
+            largest = tl.where(used, largest_magnitude(magnitude, INTERPRETED), 0.0)
+            largest = largest_magnitude(largest.to(x.dtype).to(tl.float32)[None, :], INTERPRETED)
+            total = tl.where(used, tl.sum(magnitude, 1), 0.0)
+            tl.store(partial_ptr + tile * 2 + tl.arange(0, 1), largest)
+            tl.store(partial_ptr + tile * 2 + 1, tl.sum(total))
+
+        at = target * K + row[:, None] * K + column
+        if QUANTIZE:
+            sums = rotate_sums(x, signs, HADAMARD)
+            amax = largest_magnitude(_by_row(sums, ROWS), INTERPRETED)
+            scale, inverse = int8_scales(amax, TOTAL_FACTOR)
+            tl.store(scale_ptr + target + lane, scale, mask=first + lane < size)
+            q = int8_of_product(sums, _by_chunk(inverse, x.shape))
+            bits = _by_chunk(tl.where(scale == scale, -1, 0).to(tl.int8), x.shape)
+            tl.store(y_ptr + at, _and(q, bits, INTERPRETED), mask=mask)
+        else:
+            tl.store(y_ptr + at, x, mask=mask)
+
+
+@quantize_int8.register("triton", when=supported)
+def quantize_int8_triton(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    check_float("quantize_int8", x, ndim=2)
+    return _quantize(x, block=1)
+
+
+@hadamard_quantize_int8.register("triton", when=supported)
+def hadamard_quantize_int8_triton(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    check_float("hadamard_quantize_int8", x, ndim=2)
+    check_block("hadamard_quantize_int8", x.shape[1], block)
+    return _quantize(x, block)
+
+
+def _quantize(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    x = rows_contiguous(x)
+    x = x if x.stride(0) < LARGEST_STRIDE else x.contiguous()
+    q = torch.empty(x.shape, dtype=torch.int8, device=x.device)
+    scale = torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device)
+    if x.numel():
+        launch_rows(x[None, :0], x[None], q, scale=scale, block=block)
+    return q, scale
+
+
+def launch_rows(
+    text: torch.Tensor,
+    video: torch.Tensor,
+    y: torch.Tensor,
+    prologue: int = PLAIN,
+    coefficients: torch.Tensor | None = None,
+    eps: float = 0.0,
+    scale: torch.Tensor | None = None,
+    block: int = 1,
+    outliers: bool = False,
+) -> torch.Tensor | None:
+    """Run the kernel over `text` (B, T, K) and `video` (B, V, K), whose rows have one stride.
+
+    `y` is (B * (T + V), K): int8 if `scale` is given, else of the type of `video`. With `outliers` returns
+    (B, tiles of an item, 2): the largest and the sum of |x| of each tile, before the rotation.
+    """
+    batch, tokens, width = video.shape
+    tile = row_tile(width, video.dtype, prologue, capability_of(video))
+    item_tiles = triton.cdiv(text.shape[1], tile.rows) + triton.cdiv(tokens, tile.rows)
+    partial = torch.empty((batch, item_tiles, 2), device=video.device) if outliers else None
+    block = max(block, 1)
+    with on_device(video):
+        rows_kernel[(min(batch * item_tiles, multiprocessors(video) * tile.programs),)](
+            text if text.shape[1] else video,
+            video,
+            video if coefficients is None else coefficients,
+            y,
+            y if scale is None else scale,
+            y if partial is None else partial,
+            batch,
+            text.shape[1],
+            tokens,
+            video.stride(1),
+            eps,
+            K=width,
+            ROWS=tile.rows,
+            CHUNKS=tile.chunks,
+            COLUMNS=COLUMNS,
+            PROLOGUE=prologue,
+            QUANTIZE=scale is not None,
+            OUTLIERS=outliers,
+            HADAMARD=block,
+            FACTOR=block**-0.5,
+            PRODUCT=product_dtype(video),
+            STAGES=tile.stages,
+            INTERPRETED=not video.is_cuda,
+            num_warps=tile.warps,
+            enable_fp_fusion=True,  # only sums of squares have anything to fuse
+        )
+    return partial
+
+
+def row_tile(width: int, dtype: torch.dtype, prologue: int, capability: tuple[int, int]) -> RowTile:
+    """How rows of `width` values are cut up on GPUs of this compute capability."""
+    warps, stages, programs = LAUNCH.get(capability[0], SMALL_LAUNCH)[prologue]
+    chunks = padded_width(width) // COLUMNS
+    if dtype == torch.float32:  # sums and differences instead of a product take more registers
+        return RowTile(max(1, LEAST_CHUNKS // 2 // chunks), chunks, warps=16, stages=1, programs=1)
+    rows = max(1, LEAST_CHUNKS // chunks)
+    return RowTile(rows, chunks, min(16, warps * (rows * chunks // LEAST_CHUNKS)), stages, programs)
+
+
+def padded_width(width: int) -> int:
+    """Columns of a row as tiles hold it."""
+    return triton.next_power_of_2(triton.cdiv(width, COLUMNS)) * COLUMNS
+
+
+def multiprocessors(x: torch.Tensor) -> int:
+    """Of the device of `x`; 1 on the CPU, where programs run one after the other."""
+    return _multiprocessors(x.device.index) if x.is_cuda else 1
+
+
+@cache
+def _multiprocessors(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
