@@ -6,12 +6,13 @@ weights; medians of CUDA events. Ours: NVFP4 weights, INT8 activations. Results:
 benchmarks/results/model-CONFIG.json.
 
     --baseline   diffusers: bf16 eager; compiled: the same, torch.compile per block; comfyui: the native model
-                 of the ComfyUI at --comfyui; comfy-kitchen: that model with comfy-kitchen's int8_linear
+                 of the ComfyUI on PYTHONPATH; comfy-kitchen: that model with comfy-kitchen's int8_linear
     --skip       a share of block evaluations to skip in a fixed pattern, or a report.json whose skips are
                  stretched to this model's blocks and to 50 evaluations
 """
 
 import argparse
+import importlib.util
 import itertools
 from pathlib import Path
 
@@ -29,7 +30,6 @@ def main() -> None:
     )
     parser.add_argument("--config", required=True, help="2b, 5b or 1.5-5b")
     parser.add_argument("--baseline", nargs="*", choices=BASELINES, default=["diffusers"])
-    parser.add_argument("--comfyui", type=Path, help="a ComfyUI checkout")
     parser.add_argument("--skip", help="share or report.json")
     parser.add_argument("--loop", action="store_true", help="the whole loop, not one forward")
     parser.add_argument("--evaluations", type=int, help="of a loop: 50; with --skip alone: 12")
@@ -44,15 +44,17 @@ def main() -> None:
 
     if given.config not in CONFIGS:
         parser.error(f"--config must be one of 2b, 5b, 1.5-5b, got {given.config}")
-    if {"comfyui", "comfy-kitchen"} & {*given.baseline} and given.comfyui is None:
-        parser.error("these baselines need --comfyui CHECKOUT")
+    if {"comfyui", "comfy-kitchen"} & {*given.baseline} and importlib.util.find_spec("comfy") is None:
+        parser.error(
+            "these baselines need a ComfyUI checkout: PYTHONPATH=CHECKOUT python benchmarks/model.py ..."
+        )
     if given.loop and given.skip is None:
         parser.error("--loop needs --skip SHARE or REPORT")
     given.evaluations = given.evaluations or (50 if given.loop else 12)
     torch.manual_seed(0)
     with torch.no_grad():
         bench = Bench(CONFIGS[given.config], torch.device(given.device))
-        baselines = {name: bench.baseline(name, given.comfyui) for name in given.baseline}
+        baselines = {name: bench.baseline(name) for name in given.baseline}
         bars, rows = {}, []
         if given.loop:
             loop(given, bench, baselines, bars, rows)

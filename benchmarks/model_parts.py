@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -74,10 +73,10 @@ class Bench:
         model = self.models[name]
         return sum(t.nbytes for t in itertools.chain(model.parameters(), model.buffers()))
 
-    def baseline(self, name: str, comfyui: Path | None) -> Call:
+    def baseline(self, name: str) -> Call:
         """One forward of a baseline."""
         if name in ("comfyui", "comfy-kitchen"):
-            model = _comfyui(self, comfyui)
+            model = _comfyui(self)
             if name == "comfy-kitchen":
                 _kitchen_linears(model, self.family)
             self.models[name] = model
@@ -238,10 +237,8 @@ def _quantized(model: nn.Module, family: CogVideoXFamily) -> nn.Module:
     return other
 
 
-def _comfyui(bench: Bench, checkout: Path) -> nn.Module:
+def _comfyui(bench: Bench) -> nn.Module:
     """ComfyUI's own transformer over the weights of the diffusers model."""
-    if str(checkout) not in sys.path:
-        sys.path.insert(0, str(checkout))
     import comfy.cli_args
 
     comfy.cli_args.args.cpu = bench.device.type == "cpu"

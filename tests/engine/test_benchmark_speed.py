@@ -96,7 +96,7 @@ def test_recorded_skips_are_stretched(bench, monkeypatch, tmp_path):
 def test_what_is_missing_is_one_line(bench, capsys):
     for arguments, message in (
         (("--config", "7b"), "--config must be"),
-        (("--config", "tiny", "--baseline", "comfyui"), "need --comfyui"),
+        (("--config", "tiny", "--baseline", "comfyui"), "need a ComfyUI"),
         (("--config", "tiny", "--loop"), "needs --skip"),
     ):
         with pytest.raises(SystemExit):
