@@ -62,7 +62,7 @@ def outer_sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
             f"6Bit: {_STEP_CACHE} skips whole evaluations that the delta cache never sees; use one of the two"
         )
     patcher = guider.model_patcher
-    demand = demand_of(patcher, noise.shape, 1 if getattr(guider, "cfg", 0) == 1 else 2)
+    demand = demand_of(patcher, noise.shape, _conditionings(guider))
     cache = _placed(settings.cache, demand, patcher)
     state = RunState(layout(patcher.model.diffusion_model.blocks), settings.dmpq, cache, settings.predictor)
     if state.note:
@@ -82,6 +82,12 @@ def outer_sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
         state.close()
         options["transformer_options"].pop(RUN, None)
         guider.model_options = original
+
+
+def _conditionings(guider: Any) -> int:
+    """How many are evaluated at a step, at most; without guidance the negative ones are not."""
+    alone = getattr(guider, "cfg", None) == 1
+    return sum(len(conds) for name, conds in guider.conds.items() if not (alone and name == "negative"))
 
 
 def _compiler(model_options: dict) -> dict[str, Any] | None:

@@ -43,6 +43,10 @@ def test_this_host_is_as_listed(found: dict) -> None:
     assert found["mismatches"] == [] and found["after"] == []
 
 
+def test_the_hosts_number_formats_are_its_own(found: dict) -> None:
+    assert found["same_formats"] is True
+
+
 def test_every_broken_seam_is_noticed(found: dict) -> None:
     assert found["unnoticed"] == []
 

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
+ABSENT = Path(__file__).resolve().parent / "absent"  # makes Triton and diffusers as if not installed
 STEPS = 5  # in place of the file's 50, for time; divides 1000, so both choose the same timesteps
 WORKFLOWS = sorted((ROOT / "workflows").glob("reference*_api.json"))
 
@@ -40,7 +41,7 @@ class Server:
                 "sqlite:///:memory:",
             ],
             cwd=host.folder,
-            env=host.environment(),
+            env={**host.environment(), "PYTHONPATH": str(ABSENT)},
             stdout=self.log,
             stderr=subprocess.STDOUT,
         )
@@ -109,8 +110,14 @@ def read_frames(server: Server, outputs: dict) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def engine_frames(prompt: dict) -> torch.Tensor:
-    """The same clip by the engine, cut down to 8 bits as the host's SaveImage does: it does not round."""
+def engine_frames(prompt: dict, nudge: float = 0.0) -> torch.Tensor:
+    """The same clip by the engine, cut down to 8 bits as the host's SaveImage does: it does not round.
+
+    Apply DMPQ is INT8 on a CPU.
+
+    Args:
+        nudge: relative change of the first noise.
+    """
     from sixbit_diffusion.engine import sample
     from sixbit_diffusion.engine.facts import read_facts
     from sixbit_diffusion.engine.machine import find_machine
@@ -121,7 +128,7 @@ def engine_frames(prompt: dict) -> torch.Tensor:
     sampler, size = kinds["KSampler"], kinds["SixBitEmptyLatent"]
     texts = {key: node["inputs"]["text"] for key, node in prompt.items() if "text" in node["inputs"]}
     choice = Choice(
-        precision="dmpq" if "SixBitApplyDMPQ" in kinds else "w4a16",
+        precision="w4a8" if "SixBitApplyDMPQ" in kinds else "w4a16",
         cache="tdc" if "SixBitTemporalDeltaCache" in kinds else "off",
     )
     machine = find_machine("cpu")
@@ -136,8 +143,40 @@ def engine_frames(prompt: dict) -> torch.Tensor:
         sampler["cfg"],
         sampler["seed"],
     )
-    video = model.pipeline.decode_latents(sample.sample(model, settings, clip).latents)[0]
+    own = sample.initial_noise
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sample, "initial_noise", lambda *given: own(*given) * (1 + nudge))
+        sampled = sample.sample(model, settings, clip)
+    video = model.pipeline.decode_latents(sampled.latents)[0]
     return ((video / 2 + 0.5).clamp(0, 1) * 255).to(torch.uint8).permute(1, 2, 3, 0)
+
+
+def shortened(path: Path, steps: int = STEPS) -> dict:
+    prompt = json.loads(path.read_text(encoding="utf-8"))
+    sampler_of(prompt)["steps"] = steps
+    return prompt
+
+
+def sampler_of(prompt: dict) -> dict:
+    return next(node["inputs"] for node in prompt.values() if node["class_type"] == "KSampler")
+
+
+def with_int8(prompt: dict) -> dict:
+    """The prompt with Apply DMPQ where the sampler gets its model, and no other node between."""
+    loader = next(key for key, node in prompt.items() if node["class_type"] == "SixBitLoadReference")
+    routed = {"class_type": "SixBitApplyDMPQ", "inputs": {"model": [loader, 0], "preset": "quality"}}
+    kept = {
+        key: node
+        for key, node in prompt.items()
+        if node["class_type"] not in ("SixBitTemporalDeltaCache", "SixBitRunReport")
+    }
+    latents = next(key for key, node in kept.items() if node["class_type"] == "KSampler")
+    for node in kept.values():
+        for name, value in node["inputs"].items():
+            if isinstance(value, list) and value[0] not in kept:
+                node["inputs"][name] = ["dmpq", 0] if name == "model" else [latents, 0]
+    kept = {key: node for key, node in kept.items() if node["inputs"].get("images") != [latents, 0]}
+    return {**kept, "dmpq": routed}
 
 
 @pytest.mark.slow
@@ -146,11 +185,36 @@ def test_workflow_gives_the_engines_clip(server: Server, path: Path) -> None:
     pytest.importorskip("diffusers")
     from sixbit_diffusion.engine.metrics import psnr
 
-    prompt = json.loads(path.read_text(encoding="utf-8"))
-    sampler = next(node for node in prompt.values() if node["class_type"] == "KSampler")
-    sampler["inputs"]["steps"] = STEPS
+    prompt = shortened(path)
     frames = read_frames(server, server.execute(with_frames(prompt)))
-    assert psnr(frames, engine_frames(prompt)) >= 50
+    assert psnr(frames, engine_frames(prompt)) >= 60
+
+
+@pytest.mark.slow
+def test_int8_gives_a_clip_as_near_as_rounding_lets_the_engine_be_to_itself(server: Server) -> None:
+    pytest.importorskip("diffusers")
+    from sixbit_diffusion.engine.metrics import psnr
+
+    prompt = with_int8(shortened(WORKFLOWS[0]))
+    frames, expected = read_frames(server, server.execute(with_frames(prompt))), engine_frames(prompt)
+    spread = psnr(engine_frames(prompt, nudge=1e-7), expected)
+    assert psnr(frames, expected) >= min(50, spread - 3), f"the engine is {spread} dB from itself"
+
+
+@pytest.mark.slow
+def test_another_seed_still_skips(server: Server) -> None:
+    path = next(p for p in WORKFLOWS if "SixBitTemporalDeltaCache" in p.read_text(encoding="utf-8"))
+    prompt = shortened(path, 8)
+    report = next(key for key, node in prompt.items() if node["class_type"] == "SixBitRunReport")
+    shown = {"class_type": "PreviewAny", "inputs": {"source": [report, 2]}}
+    seen = []
+    for seed in (0, 1, 0):
+        sampler_of(prompt)["seed"] = seed
+        outputs = server.execute({**with_frames(prompt), "text": shown})
+        seen.append((outputs["text"]["text"][0], read_frames(server, outputs)))
+    skipped = [json.loads(words.split("\n", 1)[1])["skipped_fraction"] for words, _ in seen]
+    assert min(skipped) > 0 and skipped[0] == skipped[2]
+    assert torch.equal(seen[0][1], seen[2][1]) and not torch.equal(seen[0][1], seen[1][1])
 
 
 @pytest.mark.slow

@@ -15,8 +15,7 @@ ABSENT = ("diffusers", "triton", "transformers")
 
 
 def registered() -> list[str]:
-    """The host is up, and has what it needs itself; then the libraries go."""
-    importlib.import_module("nodes")
+    """The host is up, and has what it needs itself; the libraries go, then the pack is loaded."""
     blocker = block(*ABSENT)
     try:
         extension = asyncio.run(sys.modules[pack("nodes").__package__.rpartition(".")[0]].comfy_entrypoint())
@@ -116,7 +115,24 @@ def on_an_unknown_host(contract: object) -> dict:
     }
 
 
+def format_names() -> dict[str, str]:
+    """The host's table of number formats, which is no business of ours."""
+    from comfy.quant_ops import QUANT_ALGOS
+
+    return {name: repr(entry) for name, entry in QUANT_ALGOS.items()}
+
+
+def _loads_quantized() -> bool:
+    checkpoint = pack("sixbit_core.checkpoint").open_checkpoint(ARGUMENTS["quantized"])
+    model = pack("nodes.host_contract").load_or_plain(
+        checkpoint, pack("nodes.scales").scales_of(checkpoint), False
+    )
+    return pack("nodes.bridge").facts_of(model).quantized
+
+
 def main() -> None:
+    importlib.import_module("nodes")
+    formats = format_names()
     ids = registered()
     contract = pack("nodes.host_contract")
     answer(
@@ -127,6 +143,7 @@ def main() -> None:
         schemas=schemas(),
         parts=without_a_part(contract),
         unknown=on_an_unknown_host(contract),
+        same_formats=_loads_quantized() and format_names() == formats,
     )
 
 
