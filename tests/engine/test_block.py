@@ -11,7 +11,7 @@ pytest.importorskip("diffusers")
 from sixbit_diffusion.engine.attach import attached, block_linears, describe, swapped
 from sixbit_diffusion.engine.linears import QuantizedLinear
 from sixbit_diffusion.engine.schedule import Evaluation
-from sixbit_diffusion.kernels import block_hadamard, quantize_nvfp4
+from sixbit_diffusion.kernels import block_hadamard, quantize_nvfp4, use_backend
 from sixbit_diffusion.sixbit_core import block as block_module
 from sixbit_diffusion.sixbit_core.block import BlockLinear, block_forward
 from sixbit_diffusion.sixbit_core.config import DeltaCacheConfig, DMPQConfig
@@ -200,6 +200,57 @@ def test_the_widest_tensor_is_freed_before_the_next_product(monkeypatch):
     monkeypatch.setattr(block_module, "int8_linear", watched_product)
     both(model, DMPQConfig(router="int8"), steps=1)
     assert len(alive) == 2 and len(products) == 8 and all(all(freed) for freed in products)
+
+
+def on_both_backends(
+    model: torch.nn.Module, dtype: torch.dtype, tokens: int, refuse_waits: bool = False
+) -> list[float]:
+    """Errors of video and text, twins against references, of the first block on slices of one tensor; the
+    outlier ratios of all inputs are watched, and alike."""
+    device = model.device
+    joint = torch.randn(2, 2 + tokens, 128, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    angles = (
+        torch.rand(tokens, 32, generator=torch.Generator().manual_seed(1)).repeat_interleave(2, 1).to(device)
+    )
+    inp, time = (joint[:, 2:], joint[:, :2]), torch.ones(2, 32, device=device, dtype=dtype)
+    parts, found, ratios = describe(model.transformer_blocks[0], SMALL), [], []
+    for backend in ("reference", "triton"):
+        cache = DeltaCacheConfig(threshold=0.0)
+        run = RunState(layout(model), DMPQConfig(router="int8"), cache)
+        run.begin_call([("uncond", 0), ("cond", 0)], 1.0, 0.0, False)
+        rotary = (angles.cos(), angles.sin())
+        if refuse_waits and backend == "triton":
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            with use_backend(backend), torch.no_grad():
+                compute = partial(block_forward, run, 0, parts, *inp, time, rotary)
+                found.append(run_block(run, 0, *inp, compute))
+        finally:
+            if refuse_waits:
+                torch.cuda.set_sync_debug_mode("default")
+        run.finish()
+        ratios.append(run._memory[0].ratios)
+        run.close()
+    assert ratios[0].keys() == ratios[1].keys() == {"q", "attn_out", "ff_proj", "ff_out"}
+    torch.testing.assert_close(list(ratios[1].values()), list(ratios[0].values()), rtol=2e-2, atol=0)
+    return [relative(twin.float(), own.float()) for own, twin in zip(*found, strict=True)]
+
+
+BARS = {torch.float32: 1e-3, torch.bfloat16: 1e-2}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
+def test_twins_compute_the_same_block_in_the_interpreter(dtype=torch.bfloat16):
+    pytest.importorskip("triton")
+    assert max(on_both_backends(quantized_transformer("5b", dtype), dtype, tokens=12)) < BARS[dtype]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", BARS)
+def test_twins_compute_the_same_block_on_a_gpu_without_a_wait(dtype):
+    model = quantized_transformer("5b", dtype).cuda()
+    on_both_backends(model, dtype, tokens=1000)  # compiles, which may wait
+    assert max(on_both_backends(model, dtype, tokens=1000, refuse_waits=True)) < BARS[dtype]
 
 
 def test_attention_kwargs_are_refused():
