@@ -132,22 +132,19 @@ def row_jobs(dtype: str) -> Iterator[Job]:
 
 
 def whole_row_jobs(dtype: str, capability: tuple[int, int]) -> Iterator[Job]:
-    """The passes over whole rows, at the widths of CogVideoX-5B and of a small model."""
+    """The passes over whole rows, at the widths of CogVideoX-5B; the two fullest in every type."""
     from sixbit_diffusion.kernels import rows_triton
     from sixbit_diffusion.kernels.rows_triton import GELU, NORM, PLAIN
 
     torch_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
-    for label, prologue, width, block, quantize, outliers in (
-        ("quantize_int8 rotated", PLAIN, 3072, 128, True, False),
-        ("quantize_int8 rotated wide", PLAIN, 12288, 128, True, False),
-        ("quantize_int8 rotated narrow", PLAIN, 48, 16, True, False),
-        ("quantize_int8 plain", PLAIN, 3072, 1, True, False),
-        ("gelu_int8", GELU, 12288, 128, True, False),
-        ("gelu_int8 outliers", GELU, 12288, 128, True, True),
-        ("norm_modulate_int8", NORM, 3072, 128, True, False),
-        ("norm_modulate_int8 outliers", NORM, 3072, 128, True, True),
-        ("norm_modulate", NORM, 3072, 1, False, False),
-    ):
+    cases = [
+        ("norm_modulate_int8", NORM, 3072, 128, True),
+        ("gelu_int8", GELU, 12288, 128, True),
+        ("quantize_int8 rotated", PLAIN, 3072, 128, True),
+        ("quantize_int8 plain", PLAIN, 3072, 1, True),
+        ("norm_modulate", NORM, 3072, 1, False),
+    ]
+    for label, prologue, width, block, quantize in cases if dtype == "bf16" else cases[:2]:
         tile = rows_triton.row_tile(width, torch_dtype, prologue, capability)
         yield Job(
             f"{label} {dtype}",
@@ -172,7 +169,7 @@ def whole_row_jobs(dtype: str, capability: tuple[int, int]) -> Iterator[Job]:
                 "COLUMNS": rows_triton.COLUMNS,
                 "PROLOGUE": prologue,
                 "QUANTIZE": quantize,
-                "OUTLIERS": outliers,
+                "OUTLIERS": quantize and prologue != PLAIN,
                 "HADAMARD": block,
                 "FACTOR": block**-0.5,
                 "PRODUCT": ROW_DTYPES[dtype],
@@ -242,19 +239,29 @@ def gemm_jobs(gemm_triton: object, capability: tuple[int, int]) -> Iterator[Job]
         "K": "i32",
         "column_stride": "i32",
     }
-    tile = gemm_triton.gemm_tile(capability)
-    for operand, size in (("i8", 1), ("bf16", 2)):
+    for operand, dtype in (("i8", torch.int8), ("bf16", torch.bfloat16)):
+        tile = gemm_triton.gemm_tile(capability, dtype)
+        block_k = tile.k_bytes // dtype.itemsize
+        if tile.descriptors:
+            kernel, options = gemm_triton.described_gemm_kernel, {}
+            types = {
+                "a_desc": f"tensordesc<{operand}[{tile.m}, {block_k}]>",
+                "b_desc": f"tensordesc<{operand}[{tile.n}, {block_k}]>",
+            }
+        else:
+            kernel, options = gemm_triton.scaled_gemm_kernel, {"EVEN_K": True}
+            types = {"a_ptr": f"*{operand}", "b_ptr": f"*{operand}"}
         yield Job(
             f"scaled_gemm {operand}",
-            gemm_triton.scaled_gemm_kernel,
-            {"a_ptr": f"*{operand}", "b_ptr": f"*{operand}", **common},
+            kernel,
+            {**types, **common},
             {
+                **options,
                 "WITH_BIAS": True,
-                "EVEN_K": True,
                 "BLOCK_M": tile.m,
                 "BLOCK_N": tile.n,
-                "BLOCK_K": tile.k_bytes // size,
-                "GROUP_M": gemm_triton.GROUP_M,
+                "BLOCK_K": block_k,
+                "GROUP_M": tile.group_m,
             },
             {"num_warps": tile.warps, "num_stages": tile.stages},
         )
@@ -269,7 +276,7 @@ def gemm_jobs(gemm_triton: object, capability: tuple[int, int]) -> Iterator[Job]
                 "BLOCK_M": tile.m,
                 "BLOCK_N": tile.n,
                 "BLOCK_K": tile.k_bytes * 2,
-                "GROUP_M": gemm_triton.GROUP_M,
+                "GROUP_M": tile.group_m,
             },
             {"num_warps": tile.warps, "num_stages": tile.stages},
         )

@@ -37,8 +37,14 @@ FP4_PRODUCT = {
     120: "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale",
 }
 ROW_KERNELS = {
-    "quantize_int8 rotated",
-    "quantize_int8 plain",
+    "quantize_int8 rotated bf16",
+    "quantize_int8 plain bf16",
+    "norm_modulate bf16",
+    "coefficients",
+    "gate_residual",
+    "norm_rotary",
+    "norm_modulate_int8",
+    "gelu_int8",
     "quantize_nvfp4 rotated",
     "quantize_nvfp4 per row",
     "quantize_nvfp4 search",

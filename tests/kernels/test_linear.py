@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from sixbit_diffusion.kernels import (
@@ -130,22 +132,33 @@ def test_rows_do_not_depend_on_each_other(layer, linear):
     torch.testing.assert_close(together, apart, rtol=0, atol=1e-6 * float(together.abs().max()))
 
 
+@pytest.mark.parametrize("shape", [(1300, 80, 270), pytest.param((5000, 3072, 3100), marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_int8_product_of_many_tiles_is_exact(device, with_bias):
-    from sixbit_diffusion.kernels.gemm_triton import scaled_gemm
+@pytest.mark.parametrize("descriptors", [False, True])
+def test_int8_product_of_many_tiles_is_exact(monkeypatch, device, descriptors, with_bias, shape):
+    from sixbit_diffusion.kernels import gemm_triton
 
+    if descriptors and device == "cuda" and torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("this GPU has no unit for tensor descriptors")
+    tile = gemm_triton.SMALL_GEMM_TILE
+    if device == "cuda":
+        tile = gemm_triton.gemm_tile(torch.cuda.get_device_capability(), torch.int8 if descriptors else None)
+    tile = replace(tile, descriptors=descriptors)
+    monkeypatch.setattr(gemm_triton, "gemm_tile", lambda capability, dtype: tile)
+
+    rows, depth, columns = shape
     generator = torch.Generator().manual_seed(0)
-    a = torch.randint(-127, 128, (1300, 80), dtype=torch.int8, generator=generator)
-    b = torch.randint(-127, 128, (270, 80), dtype=torch.int8, generator=generator)
-    row_scale, column_scale = (
-        torch.rand(1300, 1, generator=generator),
-        torch.rand(270, 1, generator=generator),
-    )
-    bias = torch.randn(270, generator=generator) if with_bias else None
-    expected = (a.int() @ b.int().T).float() * row_scale * column_scale.T
+    a = torch.randint(-127, 128, (rows, depth), dtype=torch.int8, generator=generator)
+    b = torch.randint(-127, 128, (columns, depth), dtype=torch.int8, generator=generator)
+    row_scale = torch.rand(rows, 1, generator=generator)
+    column_scale = torch.rand(columns, 1, generator=generator)
+    bias = torch.randn(columns, generator=generator) if with_bias else None
+    # Every sum is a whole number below 2**26: exact in float64, and as int32.
+    sums = (a.to(device).double() @ b.to(device).double().T).int().cpu()
+    expected = sums.float() * row_scale * column_scale.T
     expected = expected if bias is None else expected + bias
     arguments = [None if t is None else t.to(device) for t in (a, b, row_scale, column_scale, bias)]
-    assert torch.equal(scaled_gemm(*arguments, torch.float32).cpu(), expected)
+    assert torch.equal(gemm_triton.scaled_gemm(*arguments, torch.float32).cpu(), expected)
 
 
 def test_fp4_kernel_interpreted(monkeypatch, device, layer, make):
