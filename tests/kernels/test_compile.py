@@ -37,9 +37,6 @@ FP4_PRODUCT = {
     120: "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale",
 }
 ROW_KERNELS = {
-    "quantize_int8 rotated bf16",
-    "quantize_int8 plain bf16",
-    "norm_modulate bf16",
     "coefficients",
     "gate_residual",
     "norm_rotary",
@@ -55,6 +52,9 @@ ROW_KERNELS = {
 }
 EVERY_DTYPE = {86, 120}
 KERNELS = {
+    "quantize_int8 rotated bf16",
+    "quantize_int8 plain bf16",
+    "norm_modulate bf16",
     "cast_nvfp4_to_int8",
     "scaled_gemm i8",
     "scaled_gemm bf16",
