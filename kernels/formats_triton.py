@@ -53,13 +53,13 @@ def _larger_or_nan(a, b):
 
 
 @triton.jit
-def largest_magnitude(x, INTERPRETED: tl.constexpr):
-    """The largest |x| along axis 1, NaN or infinity if one is not finite. (A reduction of our own takes the
+def largest_magnitude(x, AXIS: tl.constexpr, INTERPRETED: tl.constexpr):
+    """The largest |x| along an axis, NaN or infinity if one is not finite. (A reduction of our own takes the
     interpreter seconds.)"""
     if INTERPRETED:
-        return tl.max(finite_abs(x), axis=1)
+        return tl.max(finite_abs(x), axis=AXIS)
     else:
-        return tl.reduce(tl.abs(x), 1, _larger_or_nan)
+        return tl.reduce(tl.abs(x), AXIS, _larger_or_nan)
 
 
 @triton.jit

@@ -29,7 +29,6 @@ from .int8 import quantize_int8
 from .support_triton import on_device, product_dtype, rows_contiguous, supported
 
 COLUMNS = 128  # of a chunk: the largest rotation
-LEAST_CHUNKS = 128  # of a tile: with 64, and one stage, Triton 3.6 multiplies wrongly on sm_90
 PLAIN, GELU, NORM = 0, 1, 2  # what is done to a row first
 LARGEST_STRIDE = 1 << 23  # offsets inside a tile are int32
 
@@ -46,18 +45,28 @@ class RowTile:
     programs: int
 
 
-# (warps, stages, programs) by major compute capability. Where rows are normalized there is one stage: the
-# coefficients would be brought along with each tile on its way, and they fill shared memory.
-LAUNCH = {9: {PLAIN: (4, 3, 3), GELU: (4, 2, 2), NORM: (8, 2, 1)}}
-SMALL_LAUNCH = {PLAIN: (8, 2, 2), GELU: (8, 1, 2), NORM: (8, 1, 2)}
+# (chunks of a tile, warps, stages, programs) by major compute capability. Where rows are normalized there is
+# one stage: the coefficients would be brought along with each tile on its way, and they fill shared memory.
+LAUNCH = {9: {PLAIN: (128, 4, 3, 3), GELU: (128, 4, 3, 6), NORM: (64, 4, 1, 3)}}
+SMALL_LAUNCH = {PLAIN: (128, 8, 2, 2), GELU: (128, 8, 1, 2), NORM: (128, 8, 1, 2)}
 
 
 @triton.jit
-def _by_row(x, ROWS: tl.constexpr):
-    """A tile, (chunks * ROWS, columns), as (ROWS, chunks * columns)."""
-    chunks: tl.constexpr = x.shape[0] // ROWS
-    by_row = tl.permute(tl.reshape(x, (chunks, ROWS, x.shape[1])), (1, 0, 2))
-    return tl.reshape(by_row, (ROWS, chunks * x.shape[1]))
+def _row_sums(x, ROWS: tl.constexpr):
+    """Sums over each row of a tile (chunks * ROWS, columns): (ROWS,).
+
+    First over columns, then over chunks. As one reduction over a reshaped tile it is slow, and on sm_90
+    Triton 3.6 gets it wrong.
+    """
+    sums = tl.sum(x, 1)
+    return tl.sum(tl.reshape(sums, (sums.shape[0] // ROWS, ROWS)), 0)
+
+
+@triton.jit
+def _row_largest(x, ROWS: tl.constexpr, INTERPRETED: tl.constexpr):
+    """The largest |x| of each row, likewise; NaN or infinity if one is not finite."""
+    largest = largest_magnitude(x, 1, INTERPRETED)
+    return largest_magnitude(tl.reshape(largest, (largest.shape[0] // ROWS, ROWS)), 0, INTERPRETED)
 
 
 @triton.jit
@@ -69,7 +78,7 @@ def _by_chunk(x, SHAPE: tl.constexpr):
 
 @triton.jit
 def _once(x, INTERPRETED: tl.constexpr):
-    """`x`, which the compiler may not compute a second time for a second use in another layout."""
+    """`x` in registers: not computed a second time for a second use, nor multiplied out of shared memory."""
     if INTERPRETED or x.dtype == tl.float32:
         return x
     else:
@@ -155,16 +164,15 @@ def rows_kernel(
         mask = (first + row < size)[:, None] & inside
         x = tl.load(source + row[:, None] * row_stride + column, mask=mask, other=0.0)
 
-        if PROLOGUE != 0 and K < PADDED:  # says which registers hold nothing
-            x = tl.where(inside, x, 0.0)
+        if PROLOGUE == 0:
+            x = _once(x, INTERPRETED)
         if PROLOGUE == 1:
             f = _gelu(x, DOUBLED, APPROXIMATE)
-            x = _once(f.to(x.dtype), INTERPRETED)
+            x = _once(f.to(x.dtype), INTERPRETED) if OUTLIERS else f.to(x.dtype)
         if PROLOGUE == 2:
             f = x.to(tl.float32)
-            mean = tl.sum(_by_row(f, ROWS), 1) / K
-            square = tl.sum(_by_row(f * f, ROWS), 1) / K
-            deviation = tl.rsqrt(tl.maximum(square - mean * mean, 0.0) + eps)
+            f = tl.where(inside, f - _by_chunk(_row_sums(f, ROWS) / K, x.shape), 0.0)
+            deviation = tl.rsqrt(_row_sums(f * f, ROWS) / K + eps)
             stream = coefficients_ptr + (item * 2 + tl.where(is_text, 1, 0)).to(tl.int64) * 2 * PADDED
             if size > 0:  # always; loads within are not brought along with the tiles on their way
                 factor = tl.load(stream + column)
@@ -172,23 +180,21 @@ def rows_kernel(
             else:
                 factor = tl.zeros(x.shape, tl.float32)
                 shift = tl.zeros(x.shape, tl.float32)
-            f = tl.fma(f, _by_chunk(deviation, x.shape), _by_chunk(-mean * deviation, x.shape))
-            f = tl.fma(f, factor, shift)
-            x = _once(f.to(x.dtype), INTERPRETED)
+            f = tl.fma(f * _by_chunk(deviation, x.shape), factor, shift)
+            x = _once(f.to(x.dtype), INTERPRETED) if OUTLIERS else f.to(x.dtype)
 
         if OUTLIERS:
-            magnitude = _by_row(tl.abs(f), ROWS)  # not rounded: only the mean knows, and not by much
-            used = first + lane < size
-            largest = tl.where(used, largest_magnitude(magnitude, INTERPRETED), 0.0)
-            largest = largest_magnitude(largest.to(x.dtype).to(tl.float32)[None, :], INTERPRETED)
-            total = tl.where(used, tl.sum(magnitude, 1), 0.0)
+            used = first + lane < size  # f is not rounded: only the mean knows, and not by much
+            largest = tl.where(used, _row_largest(f, ROWS, INTERPRETED), 0.0)
+            largest = largest_magnitude(largest.to(x.dtype).to(tl.float32)[None, :], 1, INTERPRETED)
+            total = tl.where(used, _row_sums(tl.abs(f), ROWS), 0.0)
             tl.store(partial_ptr + tile * 2 + tl.arange(0, 1), largest)
             tl.store(partial_ptr + tile * 2 + 1, tl.sum(total))
 
         at = target * K + row[:, None] * K + column
         if QUANTIZE:
             sums = rotate_sums(x, signs, HADAMARD)
-            amax = largest_magnitude(_by_row(sums, ROWS), INTERPRETED)
+            amax = _row_largest(sums, ROWS, INTERPRETED)
             scale, inverse = int8_scales(amax, TOTAL_FACTOR)
             tl.store(scale_ptr + target + lane, scale, mask=first + lane < size)
             q = int8_of_product(sums, _by_chunk(inverse, x.shape))
@@ -275,12 +281,12 @@ def launch_rows(
 
 def row_tile(width: int, dtype: torch.dtype, prologue: int, capability: tuple[int, int]) -> RowTile:
     """How rows of `width` values are cut up on GPUs of this compute capability."""
-    warps, stages, programs = LAUNCH.get(capability[0], SMALL_LAUNCH)[prologue]
+    least, warps, stages, programs = LAUNCH.get(capability[0], SMALL_LAUNCH)[prologue]
     chunks = padded_width(width) // COLUMNS
     if dtype == torch.float32:  # sums and differences instead of a product take more registers
-        return RowTile(max(1, LEAST_CHUNKS // 2 // chunks), chunks, warps=16, stages=1, programs=1)
-    rows = max(1, LEAST_CHUNKS // chunks)
-    return RowTile(rows, chunks, min(16, warps * (rows * chunks // LEAST_CHUNKS)), stages, programs)
+        return RowTile(max(1, 64 // chunks), chunks, warps=16, stages=1, programs=1)
+    rows = max(1, least // chunks)
+    return RowTile(rows, chunks, min(16, warps * (rows * chunks // least)), stages, programs)
 
 
 def padded_width(width: int) -> int:
