@@ -1,13 +1,14 @@
 """What a transformer block does between its products, each in one pass.
 
-    norm_modulate   LayerNorm(x) * (1 + scale) + shift
+    norm_modulate   LayerNorm(x) * (1 + scale) + shift, as (x - mean) / deviation * factor + offset
     gate_residual   x + gate * y
 
 Text rows stand before video rows in each batch item of what is joined, (B, N, D) with N = T + V; they come in
 and go out as two tensors. scale, shift and gate are (B, 2, D): [:, 0] for the video, [:, 1] for the text.
-Everything is computed in float32 and rounded once. The forms that quantize are, by definition, the same
-numbers, rounded to the type of x, then `hadamard_quantize_int8`; with `outliers` they also give
-`outlier_ratio` of what is quantized, before its rotation.
+Everything is computed in float32 and rounded once, but for factor = weight (1 + scale) and offset = bias (1 +
+scale) + shift, one of each per column, which are rounded to the type of x as well. The forms that quantize
+are, by definition, the same numbers, rounded to the type of x, then `hadamard_quantize_int8`; with `outliers`
+they also give `outlier_ratio` of what is quantized, before its rotation.
 """
 
 from __future__ import annotations
@@ -49,9 +50,12 @@ def norm_modulate(
     """
     check_norm_modulate("norm_modulate", text, video, weight, bias, scale, shift)
     x = torch.cat([text, video], dim=1).float()
-    weight, bias = (None if t is None else t.float() for t in (weight, bias))
-    x = torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
-    return (x * (1 + per_token(scale, text, video)) + per_token(shift, text, video)).to(video.dtype)
+    x = torch.nn.functional.layer_norm(x, x.shape[-1:], eps=eps)
+    factor = 1 + scale.float()
+    offset = shift.float() if bias is None else shift.float() + bias.float() * factor
+    factor = factor if weight is None else factor * weight.float()
+    factor, offset = (per_token(t.to(video.dtype), text, video) for t in (factor, offset))
+    return (x * factor + offset).to(video.dtype)
 
 
 @Op

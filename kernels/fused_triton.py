@@ -1,9 +1,7 @@
 """Triton twins of what a block does between its products: the passes over whole rows, and the gated residual.
 
 LayerNorm's weight and bias and the modulation are first made into one factor and one shift per stream and
-column, so that the pass over the tokens loads two numbers instead of four. The variance is the mean of
-squares less the square of the mean, in float32: good while a token's mean is not a hundred times its
-deviation.
+column, so that the pass over the tokens loads two numbers instead of four.
 """
 
 import torch
@@ -59,8 +57,8 @@ def coefficients_kernel(
     if WITH_WEIGHT:
         factor *= tl.load(weight_ptr + column, mask=mask, other=0.0).to(tl.float32)
     out = out_ptr + tl.program_id(1) * 2 * padded + column
-    tl.store(out, factor, mask=column < padded)
-    tl.store(out + padded, shift, mask=column < padded)
+    tl.store(out, factor.to(out_ptr.dtype.element_ty), mask=column < padded)
+    tl.store(out + padded, shift.to(out_ptr.dtype.element_ty), mask=column < padded)
 
 
 @triton.jit(do_not_specialize=["T", "V"])
@@ -112,7 +110,7 @@ def norm_modulate_triton(
     check_norm_modulate("norm_modulate", text, video, weight, bias, scale, shift)
     batch, tokens, width = video.shape
     y = torch.empty((batch, text.shape[1] + tokens, width), dtype=video.dtype, device=video.device)
-    coefficients = _coefficients(weight, bias, scale, shift)
+    coefficients = _coefficients(weight, bias, scale, shift, video.dtype)
     launch_rows(text.contiguous(), video.contiguous(), y, NORM, coefficients, eps)
     return y
 
@@ -131,7 +129,7 @@ def norm_modulate_int8_triton(
 ) -> Quantized:
     check_norm_modulate("norm_modulate_int8", text, video, weight, bias, scale, shift)
     check_block("norm_modulate_int8", video.shape[2], block)
-    coefficients = _coefficients(weight, bias, scale, shift)
+    coefficients = _coefficients(weight, bias, scale, shift, video.dtype)
     return _quantize(text.contiguous(), video.contiguous(), NORM, coefficients, eps, block, outliers)
 
 
@@ -162,13 +160,17 @@ def _quantize(
 
 
 def _coefficients(
-    weight: torch.Tensor | None, bias: torch.Tensor | None, scale: torch.Tensor, shift: torch.Tensor
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    scale: torch.Tensor,
+    shift: torch.Tensor,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
-    """(B, 2, 2, D padded) float32: what a normalized value is multiplied by, and what is added."""
+    """(B, 2, 2, D padded) of `dtype`: what a normalized value is multiplied by, and what is added."""
     batch, _, width = scale.shape
     padded = padded_width(width)
     scale, shift = _unit_stride(scale), _unit_stride(shift)
-    out = torch.empty((batch, 2, 2, padded), dtype=torch.float32, device=scale.device)
+    out = torch.empty((batch, 2, 2, padded), dtype=dtype, device=scale.device)
     with on_device(scale):
         coefficients_kernel[(triton.cdiv(padded, COEFFICIENTS), 2 * batch)](
             scale if weight is None else weight.contiguous(),

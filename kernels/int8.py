@@ -8,8 +8,8 @@ Both quotients are float32; the product is exact before it is rounded, as a fuse
 float64 holds it). A GPU divides ten times as slowly as it multiplies, and this happens to every activation.
 
 These functions are the specification. `rows_triton` holds twins with the same names and signatures, and the
-tests hold every twin to these. A row that holds something not finite gets q = 0 and scale = NaN, so that
-whatever is computed from it is NaN.
+tests hold every twin to these. A row that holds something not finite gets scale = NaN, so that whatever
+is computed from it is NaN; its codes mean nothing.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def quantize_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     Returns:
         q: (M, K) int8 in [-127, 127].
-        scale: (M, 1) float32; 1.0 for a row of zeros, NaN for a row that is not finite. `q * scale`
-            restores `x`.
+        scale: (M, 1) float32; 1.0 for a row of zeros, NaN for a row that is not finite, whose codes mean
+            nothing. `q * scale` restores `x`.
 
     Raises:
         ValueError: if `x` is not a 2-D floating-point tensor.

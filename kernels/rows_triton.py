@@ -1,11 +1,12 @@
 """Triton kernel over whole rows: what is done to them first, a Hadamard rotation, INT8. And the plain twins.
 
 A program keeps whole rows in registers, so that each is read once, and walks over many tiles while the next
-ones are on their way. A tile is 128 chunks of 128 columns: four rows of 32, say. Its rotation is one
-product of 128 x 128 with the sign matrix, for any K.
+ones are on their way. A tile is a number of rows cut into chunks of 128 columns: two rows of 32 chunks, say.
+Its rotation is one product with the 128 x 128 sign matrix, for any K.
 
 Divisions and conversions are what such a pass must not do per value: values are multiplied by 127 / amax and
 rounded by an addition (`formats_triton.int8_of_product`), and the factor of the rotation goes into the scale.
+Offsets inside a tile are int32: as int64 they take registers and time.
 """
 
 from dataclasses import dataclass
@@ -35,20 +36,21 @@ LARGEST_STRIDE = 1 << 23  # offsets inside a tile are int32
 
 @dataclass(frozen=True)
 class RowTile:
-    """How rows are cut up: `rows` of `chunks` a tile. `stages` are tiles on their way at a time, `programs`
-    run on each multiprocessor."""
+    """How rows are cut up: `rows` of `chunks` a tile. `stages` are tiles on their way at a time in shared
+    memory, or one is `ahead` in registers; `programs` run on each multiprocessor."""
 
     rows: int
     chunks: int
     warps: int
     stages: int
     programs: int
+    ahead: bool
 
 
-# (chunks of a tile, warps, stages, programs) by major compute capability. Where rows are normalized there is
-# one stage: the coefficients would be brought along with each tile on its way, and they fill shared memory.
-LAUNCH = {9: {PLAIN: (128, 4, 3, 3), GELU: (128, 4, 3, 6), NORM: (64, 4, 1, 3)}}
-SMALL_LAUNCH = {PLAIN: (128, 8, 2, 2), GELU: (128, 8, 1, 2), NORM: (128, 8, 1, 2)}
+# (chunks of a tile, warps, stages, programs) by major compute capability. One stage: the next tile comes
+# straight into registers, since in shared memory the coefficients of rows that are normalized would come too.
+LAUNCH = {9: {PLAIN: (64, 4, 3, 3), GELU: (128, 4, 3, 6), NORM: (64, 4, 1, 3)}}
+SMALL_LAUNCH = {PLAIN: (64, 8, 2, 2), GELU: (128, 8, 1, 2), NORM: (128, 8, 1, 2)}
 
 
 @triton.jit
@@ -86,17 +88,6 @@ def _once(x, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def _and(a, b, INTERPRETED: tl.constexpr):
-    """a & b of bytes, four at a time."""
-    if INTERPRETED:
-        return a & b
-    else:
-        return tl.inline_asm_elementwise(
-            "and.b32 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.int8, is_pure=True, pack=4
-        )
-
-
-@triton.jit
 def _gelu(x, DOUBLED: tl.constexpr, APPROXIMATE: tl.constexpr):
     """GELU by tanh, in float32. DOUBLED: twice that, which saves a multiplication."""
     f = x.to(tl.float32)
@@ -110,6 +101,26 @@ def _gelu(x, DOUBLED: tl.constexpr, APPROXIMATE: tl.constexpr):
     else:
         y = f / (1.0 + tl.exp(-2.0 * u))
     return y
+
+
+@triton.jit
+def _place(tile, T, V, ROWS: tl.constexpr):
+    """(batch item, whether its text, tokens of that stream, first token) of a tile."""
+    text_tiles = tl.cdiv(T, ROWS)
+    item_tiles = text_tiles + tl.cdiv(V, ROWS)
+    is_text = tile % item_tiles < text_tiles
+    first = (tile % item_tiles - tl.where(is_text, 0, text_tiles)) * ROWS
+    return tile // item_tiles, is_text, tl.where(is_text, T, V), first
+
+
+@triton.jit
+def _load(text_ptr, video_ptr, tile, tiles, T, V, row_stride, row, column, inside, ROWS: tl.constexpr):
+    """The rows of a tile, zeros beyond its stream and beyond the last tile."""
+    item, is_text, size, first = _place(tile, T, V, ROWS)
+    source = text_ptr if is_text else video_ptr
+    source += (item * size + first).to(tl.int64) * row_stride
+    mask = (first + row < tl.where(tile < tiles, size, 0))[:, None] & inside
+    return tl.load(source + (row[:, None] * row_stride + column), mask=mask, other=0.0)
 
 
 @triton.jit(do_not_specialize=["B", "T", "V"])
@@ -136,6 +147,7 @@ def rows_kernel(
     FACTOR: tl.constexpr,
     PRODUCT: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
     # grid: any number of programs. Tiles hold rows of one stream of one batch item. partial: (tiles, 2) of
@@ -151,57 +163,53 @@ def rows_kernel(
     column = (chunk // ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     inside = column < K
     lane = tl.arange(0, ROWS)
-    text_tiles = tl.cdiv(T, ROWS)
-    item_tiles = text_tiles + tl.cdiv(V, ROWS)
-    for tile in tl.range(tl.program_id(0), B * item_tiles, tl.num_programs(0), num_stages=STAGES):
-        item = tile // item_tiles
-        is_text = tile % item_tiles < text_tiles
-        size = tl.where(is_text, T, V)
-        first = (tile % item_tiles - tl.where(is_text, 0, text_tiles)) * ROWS
-        source = text_ptr if is_text else video_ptr
-        source += (item * size + first).to(tl.int64) * row_stride
-        target = (item * (T + V) + tl.where(is_text, 0, T) + first).to(tl.int64)
-        mask = (first + row < size)[:, None] & inside
-        x = tl.load(source + row[:, None] * row_stride + column, mask=mask, other=0.0)
+    offset = row[:, None] * K + column
+    tiles = B * (tl.cdiv(T, ROWS) + tl.cdiv(V, ROWS))
+    step = tl.num_programs(0)
+    if AHEAD:
+        ahead = _load(
+            text_ptr, video_ptr, tl.program_id(0), tiles, T, V, row_stride, row, column, inside, ROWS
+        )
+    for tile in tl.range(tl.program_id(0), tiles, step, num_stages=STAGES):
+        if AHEAD:
+            x = ahead
+            ahead = _load(
+                text_ptr, video_ptr, tile + step, tiles, T, V, row_stride, row, column, inside, ROWS
+            )
+        else:
+            x = _load(text_ptr, video_ptr, tile, tiles, T, V, row_stride, row, column, inside, ROWS)
+        item, is_text, size, first = _place(tile, T, V, ROWS)
 
-        if PROLOGUE == 0:
-            x = _once(x, INTERPRETED)
         if PROLOGUE == 1:
-            f = _gelu(x, DOUBLED, APPROXIMATE)
-            x = _once(f.to(x.dtype), INTERPRETED) if OUTLIERS else f.to(x.dtype)
+            x = _gelu(x, DOUBLED, APPROXIMATE).to(x.dtype)
         if PROLOGUE == 2:
+            stream = coefficients_ptr + (item * 2 + tl.where(is_text, 1, 0)).to(tl.int64) * 2 * PADDED
+            factor = tl.load(stream + column).to(tl.float32)
+            shift = tl.load(stream + PADDED + column).to(tl.float32)
             f = x.to(tl.float32)
             f = tl.where(inside, f - _by_chunk(_row_sums(f, ROWS) / K, x.shape), 0.0)
             deviation = tl.rsqrt(_row_sums(f * f, ROWS) / K + eps)
-            stream = coefficients_ptr + (item * 2 + tl.where(is_text, 1, 0)).to(tl.int64) * 2 * PADDED
-            if size > 0:  # always; loads within are not brought along with the tiles on their way
-                factor = tl.load(stream + column)
-                shift = tl.load(stream + PADDED + column)
-            else:
-                factor = tl.zeros(x.shape, tl.float32)
-                shift = tl.zeros(x.shape, tl.float32)
-            f = tl.fma(f * _by_chunk(deviation, x.shape), factor, shift)
-            x = _once(f.to(x.dtype), INTERPRETED) if OUTLIERS else f.to(x.dtype)
+            x = tl.fma(f * _by_chunk(deviation, x.shape), factor, shift).to(x.dtype)
 
         if OUTLIERS:
-            used = first + lane < size  # f is not rounded: only the mean knows, and not by much
-            largest = tl.where(used, _row_largest(f, ROWS, INTERPRETED), 0.0)
-            largest = largest_magnitude(largest.to(x.dtype).to(tl.float32)[None, :], 1, INTERPRETED)
-            total = tl.where(used, _row_sums(tl.abs(f), ROWS), 0.0)
+            x = _once(x, INTERPRETED)
+            used = first + lane < size
+            largest = tl.where(used, _row_largest(x.to(tl.float32), ROWS, INTERPRETED), 0.0)
+            total = tl.where(used, _row_sums(tl.abs(x.to(tl.float32)), ROWS), 0.0)
+            largest = largest_magnitude(largest[None, :], 1, INTERPRETED)
             tl.store(partial_ptr + tile * 2 + tl.arange(0, 1), largest)
             tl.store(partial_ptr + tile * 2 + 1, tl.sum(total))
 
-        at = target * K + row[:, None] * K + column
+        target = (item * (T + V) + tl.where(is_text, 0, T) + first).to(tl.int64)
+        mask = (first + row < size)[:, None] & inside
         if QUANTIZE:
             sums = rotate_sums(x, signs, HADAMARD)
-            amax = _row_largest(sums, ROWS, INTERPRETED)
-            scale, inverse = int8_scales(amax, TOTAL_FACTOR)
+            scale, inverse = int8_scales(_row_largest(sums, ROWS, INTERPRETED), TOTAL_FACTOR)
             tl.store(scale_ptr + target + lane, scale, mask=first + lane < size)
             q = int8_of_product(sums, _by_chunk(inverse, x.shape))
-            bits = _by_chunk(tl.where(scale == scale, -1, 0).to(tl.int8), x.shape)
-            tl.store(y_ptr + at, _and(q, bits, INTERPRETED), mask=mask)
+            tl.store(y_ptr + target * K + offset, q, mask=mask)
         else:
-            tl.store(y_ptr + at, x, mask=mask)
+            tl.store(y_ptr + target * K + offset, x, mask=mask)
 
 
 @quantize_int8.register("triton", when=supported)
@@ -272,6 +280,7 @@ def launch_rows(
             FACTOR=block**-0.5,
             PRODUCT=product_dtype(video),
             STAGES=tile.stages,
+            AHEAD=tile.ahead,
             INTERPRETED=not video.is_cuda,
             num_warps=tile.warps,
             enable_fp_fusion=True,  # only sums of squares have anything to fuse
@@ -284,9 +293,10 @@ def row_tile(width: int, dtype: torch.dtype, prologue: int, capability: tuple[in
     least, warps, stages, programs = LAUNCH.get(capability[0], SMALL_LAUNCH)[prologue]
     chunks = padded_width(width) // COLUMNS
     if dtype == torch.float32:  # sums and differences instead of a product take more registers
-        return RowTile(max(1, 64 // chunks), chunks, warps=16, stages=1, programs=1)
+        return RowTile(max(1, 64 // chunks), chunks, warps=16, stages=1, programs=1, ahead=False)
     rows = max(1, least // chunks)
-    return RowTile(rows, chunks, min(16, warps * (rows * chunks // least)), stages, programs)
+    warps = min(16, warps * (rows * chunks // least))
+    return RowTile(rows, chunks, warps, stages, programs, ahead=stages == 1)
 
 
 def padded_width(width: int) -> int:

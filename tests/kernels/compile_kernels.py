@@ -152,7 +152,7 @@ def whole_row_jobs(dtype: str, capability: tuple[int, int]) -> Iterator[Job]:
             {
                 "text_ptr": f"*{dtype}",
                 "video_ptr": f"*{dtype}",
-                "coefficients_ptr": "*fp32",
+                "coefficients_ptr": f"*{dtype}",
                 "y_ptr": "*i8" if quantize else f"*{dtype}",
                 "scale_ptr": "*fp32",
                 "partial_ptr": "*fp32",
@@ -174,6 +174,7 @@ def whole_row_jobs(dtype: str, capability: tuple[int, int]) -> Iterator[Job]:
                 "FACTOR": block**-0.5,
                 "PRODUCT": ROW_DTYPES[dtype],
                 "STAGES": tile.stages,
+                "AHEAD": tile.ahead,
                 "INTERPRETED": False,
             },
             {"num_warps": tile.warps, "enable_fp_fusion": True},
