@@ -49,7 +49,7 @@ class RowTile:
 
 # (chunks of a tile, warps, stages, programs) by major compute capability. One stage: the next tile comes
 # straight into registers, since in shared memory the coefficients of rows that are normalized would come too.
-LAUNCH = {9: {PLAIN: (64, 4, 3, 3), GELU: (128, 4, 3, 6), NORM: (64, 4, 1, 3)}}
+LAUNCH = {9: {PLAIN: (128, 4, 2, 4), GELU: (128, 8, 2, 2), NORM: (64, 4, 1, 6)}}
 SMALL_LAUNCH = {PLAIN: (64, 8, 2, 2), GELU: (128, 8, 1, 2), NORM: (128, 8, 1, 2)}
 
 

