@@ -252,7 +252,7 @@ def launch_rows(
     (B, tiles of an item, 2): the largest and the sum of |x| of each tile, before the rotation.
     """
     batch, tokens, width = video.shape
-    tile = row_tile(width, video.dtype, prologue, capability_of(video))
+    tile = row_tile(width, video.dtype, prologue, capability_of(video), block)
     item_tiles = triton.cdiv(text.shape[1], tile.rows) + triton.cdiv(tokens, tile.rows)
     partial = torch.empty((batch, item_tiles, 2), device=video.device) if outliers else None
     block = max(block, 1)
@@ -288,13 +288,17 @@ def launch_rows(
     return partial
 
 
-def row_tile(width: int, dtype: torch.dtype, prologue: int, capability: tuple[int, int]) -> RowTile:
-    """How rows of `width` values are cut up on GPUs of this compute capability."""
+def row_tile(
+    width: int, dtype: torch.dtype, prologue: int, capability: tuple[int, int], block: int
+) -> RowTile:
+    """How rows of `width` values, rotated in blocks of `block`, are cut up on GPUs of this capability."""
     least, warps, stages, programs = LAUNCH.get(capability[0], SMALL_LAUNCH)[prologue]
     chunks = padded_width(width) // COLUMNS
     if dtype == torch.float32:  # sums and differences instead of a product take more registers
         return RowTile(max(1, 64 // chunks), chunks, warps=16, stages=1, programs=1, ahead=False)
     rows = max(1, least // chunks)
+    if prologue == PLAIN and block <= 1:  # without a product, values stay as they were loaded: more registers
+        warps *= 2
     warps = min(16, warps * (rows * chunks // least))
     return RowTile(rows, chunks, warps, stages, programs, ahead=stages == 1)
 

@@ -145,7 +145,7 @@ def whole_row_jobs(dtype: str, capability: tuple[int, int]) -> Iterator[Job]:
         ("norm_modulate", NORM, 3072, 1, False),
     ]
     for label, prologue, width, block, quantize in cases if dtype == "bf16" else cases[:2]:
-        tile = rows_triton.row_tile(width, torch_dtype, prologue, capability)
+        tile = rows_triton.row_tile(width, torch_dtype, prologue, capability, block)
         yield Job(
             f"{label} {dtype}",
             rows_triton.rows_kernel,
