@@ -89,9 +89,16 @@ class Checkpoint:
                 "quantize the original checkpoint with `sixbit quantize`"
             )
         try:
-            return QuantizedWeight.from_state_dict(self.tensor, layer)
+            return QuantizedWeight.from_state_dict(self._tensor_or_mark, layer)
         except ValueError as error:
             raise CheckpointError(f"{self.path}: {error}") from error
+
+    def _tensor_or_mark(self, name: str) -> torch.Tensor:
+        """A tensor, or the mark of a layer, which may stand in the header alone."""
+        layer, _, part = name.rpartition(".")
+        if part != "comfy_quant":
+            return self.tensor(name)
+        return torch.tensor(list(json.dumps(self.formats[layer]).encode()), dtype=torch.uint8)
 
     @property
     def is_quantized(self) -> bool:

@@ -3,6 +3,8 @@
 Block Linears and adaLN Linears become NVFP4. Block Linears are stored rotated by the block
 Hadamard that their INT8 activations need; adaLN Linears read one row and are never rotated.
 All else is copied in its precision; float32 goes to the precision the family was published in.
+A file for a stock host keeps one adaLN Linear in 16 bits: that host reads the width of the time
+embedding off its shape, and takes the packed one for it.
 """
 
 import json
@@ -31,6 +33,7 @@ __all__ = [
     "quantize_tensors",
 ]
 
+_READ_BY_THE_HOST = "0.norm1.linear"  # its shape is how a stock host knows the model
 Progress = Callable[[int, int, str], None]  # (source bytes done, in all, what was just done)
 
 
@@ -85,7 +88,8 @@ def quantize_checkpoint(
         raise CheckpointError(f"cannot write {target}: {error.strerror or error}") from error
     checkpoint = open_checkpoint(source)
     check_plain(checkpoint)
-    writer = StreamWriter(target, planned_entries(checkpoint), _metadata(checkpoint, config), config.force)
+    entries = planned_entries(checkpoint, config.compatible)
+    writer = StreamWriter(target, entries, _metadata(checkpoint, config), config.force)
     free = shutil.disk_usage(target.parent).free
     if free < writer.nbytes:
         raise CheckpointError(
@@ -148,25 +152,30 @@ def _metadata(checkpoint: Checkpoint, config: QuantizeConfig) -> dict[str, str]:
     }
 
 
-def planned_entries(checkpoint: Checkpoint) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
+def planned_entries(
+    checkpoint: Checkpoint, compatible: bool = False
+) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
     """Names, types and shapes of the quantized copy's tensors, in the order they are written.
+
+    Args:
+        compatible: as in `QuantizeConfig`.
 
     Raises:
         CheckpointError: a layer whose size NVFP4 cannot take.
     """
     entries: list[tuple[str, torch.dtype, tuple[int, ...]]] = []
     try:
-        for layers, _ in layer_groups(checkpoint.family):
+        for layers, _ in layer_groups(checkpoint.family, compatible):
             for layer in layers:
                 entries += file_entries(layer, *checkpoint.shapes[f"{layer}.weight"])
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from error
-    for name in copied_names(checkpoint):
+    for name in copied_names(checkpoint, compatible):
         entries.append((name, copied_dtype(checkpoint, name), checkpoint.shapes[name]))
     return entries
 
 
-def layer_groups(family: ModelFamily) -> Iterator[tuple[tuple[str, ...], bool]]:
+def layer_groups(family: ModelFamily, compatible: bool = False) -> Iterator[tuple[tuple[str, ...], bool]]:
     """Layers to quantize, in order: those that share a global scale together, and whether they may rotate."""
     for n in range(family.layers):
         block = f"{family.blocks}.{n}"
@@ -175,12 +184,14 @@ def layer_groups(family: ModelFamily) -> Iterator[tuple[tuple[str, ...], bool]]:
             if kind not in family.shared_input:
                 yield (f"{block}.{kind}",), True
     for layer in family.modulation_layers():
-        yield (layer,), False
+        if not (compatible and layer == f"{family.blocks}.{_READ_BY_THE_HOST}"):
+            yield (layer,), False
 
 
-def copied_names(checkpoint: Checkpoint) -> tuple[str, ...]:
+def copied_names(checkpoint: Checkpoint, compatible: bool = False) -> tuple[str, ...]:
     """Tensors that are copied, not quantized, in order."""
-    quantized = {f"{layer}.weight" for layers, _ in layer_groups(checkpoint.family) for layer in layers}
+    groups = layer_groups(checkpoint.family, compatible)
+    quantized = {f"{layer}.weight" for layers, _ in groups for layer in layers}
     return tuple(name for name in checkpoint.infos if name not in quantized)
 
 
@@ -212,7 +223,7 @@ def quantize_tensors(
     """
     check_plain(checkpoint)
     upright = replace(config, rotation="off")
-    for layers, may_rotate in layer_groups(checkpoint.family):
+    for layers, may_rotate in layer_groups(checkpoint.family, config.compatible):
         weights = [_finite(checkpoint, f"{layer}.weight", device) for layer in layers]
         samples = inputs.get(layers[0]) if inputs and may_rotate else None
         try:
@@ -222,7 +233,7 @@ def quantize_tensors(
             raise CheckpointError(f"{checkpoint.path}: {names} cannot be quantized: {error}") from error
         del weights
         yield from zip(layers, group, strict=True)
-    for name in copied_names(checkpoint):
+    for name in copied_names(checkpoint, config.compatible):
         yield name, _finite(checkpoint, name, device, copied_dtype(checkpoint, name))
 
 

@@ -60,6 +60,23 @@ def test_quantization_named_in_the_metadata_is_seen(native_file):
         checkpoint.quantized("blocks.0.q")
 
 
+def test_a_layer_marked_in_the_header_alone_loads(native_file):
+    quantized = {}
+
+    def quantize(state):
+        for layer, size in (("blocks.0.q", 0), ("blocks.1.k", 128)):
+            weight = state.pop(f"{layer}.weight")
+            quantized[layer] = QuantizedWeight(*quantize_nvfp4(weight), *weight.shape, hadamard=size)
+            state.update(quantized[layer].state_dict(layer))
+            del state[f"{layer}.comfy_quant"]
+
+    listed = {"blocks.0.q": {"format": "nvfp4"}, "blocks.1.k": {"format": "sixbit_nvfp4", "hadamard": 128}}
+    metadata = {"_quantization_metadata": json.dumps({"layers": listed})}
+    checkpoint = open_checkpoint(native_file(change=quantize, metadata=metadata))
+    for layer, weight in quantized.items():
+        assert torch.equal(checkpoint.quantized(layer).dequantize(), weight.dequantize()), layer
+
+
 def test_smoothed_layers_are_refused(native_file):
     def quantize(state):
         weight = state.pop("blocks.0.q.weight")

@@ -188,8 +188,10 @@ def test_licence_of_a_model_card(tiny, tmp_path, card, licence):
 def test_compatible_files_hold_plain_nvfp4_only(native_file, tmp_path):
     target = tmp_path / "out.safetensors"
     summary = quantize_checkpoint(native_file(), target, QuantizeConfig("rtn", compatible=True))
-    assert summary.rotated == 0 and summary.layers == 17
-    assert {mark["format"] for mark in open_checkpoint(target).formats.values()} == {"nvfp4"}
+    checkpoint = open_checkpoint(target)
+    assert summary.rotated == 0 and summary.layers == len(checkpoint.formats) == 16
+    assert {mark["format"] for mark in checkpoint.formats.values()} == {"nvfp4"}
+    assert checkpoint.dtype("blocks.0.norm1.linear.weight") == torch.bfloat16  # a stock host reads its shape
 
 
 @pytest.mark.parametrize(
