@@ -12,7 +12,7 @@ for name, weight in model.model.diffusion_model.state_dict().items():
     layer, _, part = name.rpartition(".")
     if layer in checkpoint.formats and part == "weight":
         packed += 1
-        host = getattr(model.model.diffusion_model.get_submodule(layer), "weight").dequantize()
+        host = model.model.diffusion_model.get_submodule(layer).weight.dequantize()
         if not torch.allclose(host.float(), checkpoint.quantized(layer).dequantize(), rtol=2**-7, atol=1e-6):
             different.append(name)
     elif name in checkpoint.shapes and not torch.equal(weight.float(), checkpoint.tensor(name).float()):
