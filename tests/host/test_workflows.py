@@ -1,4 +1,7 @@
-"""Workflows that need no download, run by a real server over HTTP, give the clip that the engine gives."""
+"""Workflows on a real server: listed, valid, and run over HTTP where they need no download.
+
+The reference's clip is the one that the engine gives.
+"""
 
 import json
 import socket
@@ -13,11 +16,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from workflow_form import all_fields, kind_of, specs
 
 ROOT = Path(__file__).resolve().parents[2]
 ABSENT = Path(__file__).resolve().parent / "absent"  # makes Triton and diffusers as if not installed
 STEPS = 5  # in place of the file's 50, for time; divides 1000, so both choose the same timesteps
-WORKFLOWS = sorted((ROOT / "workflows").glob("reference*_api.json"))
+API = sorted((ROOT / "workflows" / "api").glob("*.json"))
+REFERENCE = ROOT / "workflows" / "api" / "reference.json"
+BESIDE = ROOT / "workflows" / "api" / "reference_before_after.json"
+QUANTIZE = ROOT / "workflows" / "api" / "cogvideox_quantize.json"
+OF_THE_USER = ("model_name", "clip_name", "vae_name", "image", "predictor")  # files that need not be there
 
 
 class Server:
@@ -25,6 +33,7 @@ class Server:
 
     def __init__(self, host, base: Path) -> None:
         (base / "custom_nodes").mkdir(parents=True)
+        (base / "models" / "diffusion_models").mkdir(parents=True)
         (base / "custom_nodes" / "sixbit").symlink_to(ROOT, target_is_directory=True)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -153,7 +162,9 @@ def engine_frames(prompt: dict, nudge: float = 0.0) -> torch.Tensor:
 
 def shortened(path: Path, steps: int = STEPS) -> dict:
     prompt = json.loads(path.read_text(encoding="utf-8"))
-    sampler_of(prompt)["steps"] = steps
+    for node in prompt.values():
+        if node["class_type"] == "KSampler":
+            node["inputs"]["steps"] = steps
     return prompt
 
 
@@ -179,15 +190,83 @@ def with_int8(prompt: dict) -> dict:
     return {**kept, "dmpq": routed}
 
 
+@pytest.fixture(scope="module")
+def schemas(server: Server) -> dict:
+    return server.ask("object_info")
+
+
+def test_template_browser_lists_every_workflow(server: Server) -> None:
+    assert sorted(server.ask("api/workflow_templates")["sixbit"]) == [path.stem for path in API]
+
+
+@pytest.mark.parametrize("path", API, ids=lambda path: path.stem)
+def test_api_form_fits_the_host(schemas: dict, path: Path) -> None:
+    prompt = json.loads(path.read_text(encoding="utf-8"))
+    for key, node in prompt.items():
+        inputs, known = node["inputs"], set()
+        for name, spec, optional in specs(schemas[node["class_type"]]):
+            known.add(name)
+            value, options = inputs.get(name), spec[1] if len(spec) > 1 else {}
+            if value is None:
+                assert optional, f"{key}: {name} is missing"
+            elif isinstance(value, list):
+                given = schemas[prompt[value[0]]["class_type"]]["output"][value[1]]
+                assert kind_of(spec) in (given, "*"), f"{key}: {name} is {kind_of(spec)}, gets {given}"
+            elif kind_of(spec) == "COMBO" and name not in OF_THE_USER:
+                assert value in (spec[0] if isinstance(spec[0], list) else options["options"]), (key, name)
+            elif kind_of(spec) in ("INT", "FLOAT"):
+                assert options.get("min", value) <= value <= options.get("max", value), (key, name)
+        assert set(inputs) <= known, key
+    assert any(schemas[node["class_type"]]["output_node"] for node in prompt.values())
+
+
+@pytest.mark.parametrize("path", API, ids=lambda path: path.stem)
+def test_editor_form_has_this_hosts_fields(schemas: dict, path: Path) -> None:
+    """Sockets, fields in order, outputs. A later host may have fields more, a node of ours may not."""
+    prompt = json.loads(path.read_text(encoding="utf-8"))
+    for node in json.loads((ROOT / "workflows" / path.name).read_text(encoding="utf-8"))["nodes"]:
+        if node["type"] == "MarkdownNote":
+            continue
+        schema, given = schemas[node["type"]], prompt[str(node["id"])]["inputs"]
+        fields = all_fields(schema, given)
+        stored = len(node["widgets_values"]) if not node["type"].startswith("SixBit") else len(fields)
+        assert node["widgets_values"] == [value for _, _, value in fields[:stored]], node
+        named = [(name, kind) for name, kind, _ in fields[:stored] if name]
+        shown = [(entry["name"], entry["type"]) for entry in node["inputs"] if "widget" in entry]
+        sockets = {(entry["name"], entry["type"]) for entry in node["inputs"] if "widget" not in entry}
+        assert shown == named, node
+        assert sockets <= {(name, kind_of(spec)) for name, spec, _ in specs(schema)}, node
+        assert [entry["type"] for entry in node["outputs"]] == schema["output"], node
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_workflow_gives_the_engines_clip(server: Server, path: Path) -> None:
+def test_reference_workflow_gives_the_engines_clip(server: Server) -> None:
     pytest.importorskip("diffusers")
     from sixbit_diffusion.engine.metrics import psnr
 
-    prompt = shortened(path)
+    prompt = shortened(REFERENCE)
     frames = read_frames(server, server.execute(with_frames(prompt)))
     assert psnr(frames, engine_frames(prompt)) >= 60
+
+
+@pytest.mark.slow
+def test_before_and_after_stand_side_by_side(server: Server) -> None:
+    """Left the model as stored, right the clip of the reference workflow, a gap of 8 between."""
+    prompt = shortened(BESIDE)
+    stitched = next(key for key, node in prompt.items() if node["class_type"] == "ImageStitch")
+    saved = {"class_type": "SaveImage", "inputs": {"images": [stitched, 0], "filename_prefix": "frames"}}
+    both = read_frames(server, server.execute({**prompt, "frames": saved}))
+    after = read_frames(server, server.execute(with_frames(shortened(REFERENCE))))
+    width = after.shape[2]
+    assert both.shape[2] == 2 * width + 8
+    assert torch.equal(both[:, :, width + 8 :], after) and not torch.equal(both[:, :, :width], after)
+
+
+def test_quantize_workflow_writes_a_copy(server: Server) -> None:
+    prompt = json.loads(QUANTIZE.read_text(encoding="utf-8"))
+    prompt["1"]["inputs"]["model_name"] = "bundled reference"
+    server.execute(prompt)
+    assert (server.base / "models" / "diffusion_models" / "reference-6bit.safetensors").is_file()
 
 
 @pytest.mark.slow
@@ -195,7 +274,7 @@ def test_int8_gives_a_clip_as_near_as_rounding_lets_the_engine_be_to_itself(serv
     pytest.importorskip("diffusers")
     from sixbit_diffusion.engine.metrics import psnr
 
-    prompt = with_int8(shortened(WORKFLOWS[0]))
+    prompt = with_int8(shortened(REFERENCE))
     frames, expected = read_frames(server, server.execute(with_frames(prompt))), engine_frames(prompt)
     spread = psnr(engine_frames(prompt, nudge=1e-7), expected)
     assert psnr(frames, expected) >= min(50, spread - 3), f"the engine is {spread} dB from itself"
@@ -203,8 +282,7 @@ def test_int8_gives_a_clip_as_near_as_rounding_lets_the_engine_be_to_itself(serv
 
 @pytest.mark.slow
 def test_another_seed_still_skips(server: Server) -> None:
-    path = next(p for p in WORKFLOWS if "SixBitTemporalDeltaCache" in p.read_text(encoding="utf-8"))
-    prompt = shortened(path, 8)
+    prompt = shortened(REFERENCE, 8)
     report = next(key for key, node in prompt.items() if node["class_type"] == "SixBitRunReport")
     shown = {"class_type": "PreviewAny", "inputs": {"source": [report, 2]}}
     seen = []
@@ -233,7 +311,3 @@ def test_wrong_use_is_said_on_the_node_before_sampling(server: Server) -> None:
     assert error.value.code == 400
     answer = json.load(error.value)
     assert "start and end need" in json.dumps(answer["node_errors"]["1"])
-
-
-def test_workflows_exist() -> None:
-    assert WORKFLOWS

@@ -1,0 +1,198 @@
+"""Write the editor's form of the workflows from their API form, so that the two cannot part.
+
+workflows/api/NAME.json is the source (node ids, inputs, links) and NAME.md the note shown beside the graph;
+workflows/NAME.json is what the template browser opens. With a ComfyUI that has this pack running:
+
+    python tests/host/workflow_form.py http://127.0.0.1:8188
+"""
+
+import json
+import sys
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+API = ROOT / "workflows" / "api"
+_COLUMN, _GAP, _TITLE, _ROW = 400, 40, 40, 26  # pixels
+_NOTE_WIDTH = 460
+
+
+def specs(schema: dict[str, Any]) -> Iterator[tuple[str, list, bool]]:
+    """(name, specification, whether optional) of the inputs of a node of /object_info, in order."""
+    for part in ("required", "optional"):
+        for name, spec in schema["input"].get(part, {}).items():
+            yield name, spec, part == "optional"
+
+
+def kind_of(spec: list) -> str:
+    return "COMBO" if isinstance(spec[0], list) else spec[0]
+
+
+def is_widget(spec: list) -> bool:
+    """Whether the editor shows a field for it, not only a socket."""
+    return kind_of(spec) in ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", "COMFY_DYNAMICCOMBO_V3")
+
+
+def default_of(spec: list) -> Any:
+    options = spec[1] if len(spec) > 1 else {}
+    if kind_of(spec) == "COMFY_DYNAMICCOMBO_V3":
+        return options["options"][0]["key"]
+    if kind_of(spec) == "COMBO":
+        choices = spec[0] if isinstance(spec[0], list) else options["options"]
+        return options.get("default", choices[0] if choices else "")
+    return options.get("default", {"INT": 0, "FLOAT": 0.0, "STRING": "", "BOOLEAN": False}[kind_of(spec)])
+
+
+def fields(name: str, spec: list, value: Any) -> Iterator[tuple[str | None, str, Any]]:
+    """(name, type, value) of the fields an input has in the editor; without a name where only the editor
+    knows it: what becomes of a seed after a run, the button beside an image."""
+    yield name, kind_of(spec), value
+    options = spec[1] if len(spec) > 1 else {}
+    if options.get("control_after_generate", name in ("seed", "noise_seed") and kind_of(spec) == "INT"):
+        yield None, "", "fixed"
+    if options.get("image_upload"):
+        yield None, "", "image"
+    if kind_of(spec) == "COMFY_DYNAMICCOMBO_V3":
+        chosen = next(option for option in options["options"] if option["key"] == value)
+        for inner, inner_spec in chosen["inputs"].get("required", {}).items():
+            yield from fields(f"{name}.{inner}", inner_spec, default_of(inner_spec))
+
+
+def all_fields(schema: dict[str, Any], given: dict[str, Any]) -> list[tuple[str | None, str, Any]]:
+    """`fields` of all inputs of a node, in order; a new choice of choices not given is left to the editor."""
+    found: list[tuple[str | None, str, Any]] = []
+    for name, spec, optional in specs(schema):
+        left = optional and kind_of(spec) == "COMFY_DYNAMICCOMBO_V3" and name not in given
+        if is_widget(spec) and not isinstance(given.get(name), list) and not left:
+            found += fields(name, spec, given.get(name, default_of(spec)))
+    return found
+
+
+def render(name: str, prompt: dict[str, Any], note: str, schemas: dict[str, Any]) -> dict[str, Any]:
+    """The editor's form.
+
+    Args:
+        name: of the workflow.
+        prompt: its API form.
+        note: Markdown shown at its left.
+        schemas: /object_info of a host.
+    """
+    links: list[list] = []
+    nodes = [
+        _node(int(key), entry, prompt, schemas, links)
+        for key, entry in sorted(prompt.items(), key=lambda item: int(item[0]))
+    ]
+    for node in nodes:
+        for slot, output in enumerate(node["outputs"]):
+            output["links"] = [link[0] for link in links if link[1:3] == [node["id"], slot]] or None
+    _place(nodes, links)
+    last = max(node["id"] for node in nodes) + 1
+    nodes.append(_note(last, note))
+    return {
+        "id": str(uuid.uuid5(uuid.NAMESPACE_URL, f"sixbit-diffusion/{name}")),
+        "revision": 0,
+        "last_node_id": last,
+        "last_link_id": len(links),
+        "nodes": nodes,
+        "links": links,
+        "groups": [],
+        "config": {},
+        "extra": {},
+        "version": 0.4,
+    }
+
+
+def _node(key: int, entry: dict, prompt: dict, schemas: dict, links: list[list]) -> dict[str, Any]:
+    schema = schemas[entry["class_type"]]
+    inputs, values = [], []
+    for name, spec, _ in specs(schema):
+        given = entry["inputs"].get(name)
+        if isinstance(given, list):
+            source = schemas[prompt[given[0]]["class_type"]]
+            links.append(
+                [len(links) + 1, int(given[0]), given[1], key, len(inputs), source["output"][given[1]]]
+            )
+            inputs.append({"name": name, "type": kind_of(spec), "link": len(links)})
+        elif not is_widget(spec):
+            inputs.append({"name": name, "type": kind_of(spec), "link": None})
+    for name, kind, value in all_fields(schema, entry["inputs"]):
+        values.append(value)
+        if name:
+            inputs.append({"name": name, "type": kind, "widget": {"name": name}, "link": None})
+    outputs = [
+        {"name": label, "type": kind, "links": None}
+        for label, kind in zip(schema["output_name"], schema["output"], strict=True)
+    ]
+    rows = max(len(inputs), len(outputs)) + 4 * sum(
+        len(spec) > 1 and bool(spec[1].get("multiline")) for _, spec, _ in specs(schema)
+    )
+    return {
+        "id": key,
+        "type": entry["class_type"],
+        "pos": [0, 0],
+        "size": [_COLUMN - 2 * _GAP, _TITLE + _ROW * rows],
+        "flags": {},
+        "order": 0,
+        "mode": 0,
+        "inputs": inputs,
+        "outputs": outputs,
+        "properties": {"Node name for S&R": entry["class_type"]},
+        "widgets_values": values,
+    }
+
+
+def _place(nodes: list[dict], links: list[list]) -> None:
+    """Columns by distance from the loaders; the order of columns is the order of execution."""
+    depth: dict[int, int] = {}
+
+    def depth_of(key: int) -> int:
+        if key not in depth:
+            depth[key] = max((1 + depth_of(link[1]) for link in links if link[3] == key), default=0)
+        return depth[key]
+
+    ordered = sorted(nodes, key=lambda node: (depth_of(node["id"]), node["id"]))
+    bottoms: dict[int, int] = {}
+    for order, node in enumerate(ordered):
+        column = depth_of(node["id"])
+        node["order"], node["pos"] = order, [column * _COLUMN, bottoms.get(column, 0)]
+        bottoms[column] = node["pos"][1] + node["size"][1] + _GAP
+
+
+def _note(key: int, text: str) -> dict[str, Any]:
+    lines = sum(1 + len(line) // 60 for line in text.splitlines())
+    return {
+        "id": key,
+        "type": "MarkdownNote",
+        "pos": [-_NOTE_WIDTH - _GAP, 0],
+        "size": [_NOTE_WIDTH, 60 + 18 * lines],
+        "flags": {},
+        "order": key,
+        "mode": 0,
+        "inputs": [],
+        "outputs": [],
+        "properties": {},
+        "widgets_values": [text],
+    }
+
+
+def render_file(path: Path, schemas: dict[str, Any]) -> dict[str, Any]:
+    """The editor's form of workflows/api/NAME.json."""
+    prompt = json.loads(path.read_text(encoding="utf-8"))
+    note = path.with_suffix(".md").read_text(encoding="utf-8")
+    return render(path.stem, prompt, note, schemas)
+
+
+def main(url: str) -> None:
+    with urllib.request.urlopen(f"{url}/object_info", timeout=60) as answer:
+        schemas = json.load(answer)
+    for path in sorted(API.glob("*.json")):
+        document = render_file(path, schemas)
+        target = ROOT / "workflows" / path.name
+        target.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,95 @@
+"""The shipped workflows: both forms are one graph, set as recommended, with notes that name every file."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "workflows"
+NAMES = sorted(path.stem for path in (FOLDER / "api").glob("*.json"))
+FILES = {
+    "SixBitLoadCogVideoX": ("model_name", "diffusion_models/"),
+    "CLIPLoader": ("clip_name", "text_encoders/"),
+    "VAELoader": ("vae_name", "vae/"),
+}
+EDITORS_OWN = {"seed": 1, "image": 1}  # fields after these: what becomes of the seed, the upload button
+
+
+def read(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def prompt_of(graph: dict) -> dict:
+    """What the editor sends of its form: {id: {class_type, inputs}}."""
+    links = {link[0]: link for link in graph["links"]}
+    prompt = {}
+    for node in graph["nodes"]:
+        if node["type"] == "MarkdownNote":
+            continue
+        inputs, values = {}, iter(node["widgets_values"])
+        for slot, entry in enumerate(node["inputs"]):
+            if "widget" in entry:
+                inputs[entry["name"]] = next(values)
+                for _ in range(EDITORS_OWN.get(entry["name"], 0)):
+                    next(values)
+            elif entry["link"] is not None:
+                _, source, output, target, target_slot, kind = links[entry["link"]]
+                sender = next(n for n in graph["nodes"] if n["id"] == source)["outputs"][output]
+                assert (target, target_slot) == (node["id"], slot) and entry["link"] in sender["links"]
+                assert sender["type"] == kind and entry["type"] in (kind, "*")
+                inputs[entry["name"]] = [str(source), output]
+        assert next(values, None) is None, node
+        prompt[str(node["id"])] = {"class_type": node["type"], "inputs": inputs}
+    return prompt
+
+
+def nodes_of(prompt: dict, kind: str) -> list[dict]:
+    return [node["inputs"] for node in prompt.values() if node["class_type"] == kind]
+
+
+def test_every_workflow_has_both_forms() -> None:
+    assert len(NAMES) >= 9 and [path.stem for path in sorted(FOLDER.glob("*.json"))] == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_forms_are_one_graph(name: str) -> None:
+    api, graph = read(FOLDER / "api" / f"{name}.json"), read(FOLDER / f"{name}.json")
+    sent = prompt_of(graph)
+    assert set(sent) == set(api)
+    for key, node in api.items():
+        assert sent[key]["class_type"] == node["class_type"]
+        assert {k: v for k, v in sent[key]["inputs"].items() if k in node["inputs"]} == node["inputs"], key
+        extra = {k: v for k, v in sent[key]["inputs"].items() if k not in node["inputs"]}
+        assert not any(isinstance(value, list) for value in extra.values()), key
+    assert max(node["id"] for node in graph["nodes"]) == graph["last_node_id"]
+    assert len(graph["links"]) == graph["last_link_id"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_notes_name_every_file_and_its_folder(name: str) -> None:
+    text = (FOLDER / "api" / f"{name}.md").read_text(encoding="utf-8")
+    notes = [
+        n["widgets_values"] for n in read(FOLDER / f"{name}.json")["nodes"] if n["type"] == "MarkdownNote"
+    ]
+    assert notes == [[text]]
+    for kind, (field, folder) in FILES.items():
+        for inputs in nodes_of(read(FOLDER / "api" / f"{name}.json"), kind):
+            row = next(line for line in text.splitlines() if f"`{inputs[field]}`" in line)
+            assert f"`{folder}`" in row
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_settings_are_the_recommended_ones(name: str) -> None:
+    prompt = read(FOLDER / "api" / f"{name}.json")
+    for inputs in nodes_of(prompt, "KSampler"):
+        set_to = [inputs[key] for key in ("sampler_name", "scheduler", "steps", "cfg", "denoise")]
+        assert set_to == ["euler", "simple", 50, 6.0, 1.0]
+    assert all(inputs["type"] == "cogvideox" for inputs in nodes_of(prompt, "CLIPLoader"))
+    later = "1_5" in name
+    assert {inputs["fps"] for inputs in nodes_of(prompt, "CreateVideo")} <= {16.0 if later else 8.0}
+    for inputs in nodes_of(prompt, "SixBitEmptyLatent") + nodes_of(prompt, "SixBitImageToVideo"):
+        if not name.startswith("reference"):
+            size = (1360, 768, 81) if later else (720, 480, 49)
+            assert (inputs["width"], inputs["height"], inputs["frames"]) == size
+    samplers = nodes_of(prompt, "KSampler")
+    assert len({inputs["seed"] for inputs in samplers}) <= 1  # before and after at one seed
