@@ -35,7 +35,6 @@ PATHS = (
     ((0, 0), "no INT8 kernels for this GPU: the references serve, right and slow"),
 )
 WHY = {"diffusers": "sampling", "transformers": "captions", "triton": "GPU kernels"}
-NVFP4_BITS = 4.5  # 4 bits a value and 8 bits a block of 16
 
 
 def check(model: str, pipeline: Path | None, choice: Choice, given: Namespace) -> Iterator[str]:
@@ -106,13 +105,11 @@ def _model_lines(
 def _memory_line(facts: ModelFacts, settings: RunSettings, clip: ClipSpec, machine: Machine) -> str:
     from .pipeline import compute_dtype
     from .report import cache_bytes
-    from .transformer import full_precision_bytes
+    from .transformer import expected_weight_bytes, full_precision_bytes
 
-    full = full_precision_bytes(facts)
-    weights = full if settings.weights == "full" else full * NVFP4_BITS / 16
-    cache = 0
-    if settings.cache is not None:
-        cache = cache_bytes(facts, settings, clip, compute_dtype(facts.family, machine))
+    full, dtype = full_precision_bytes(facts), compute_dtype(facts.family, machine)
+    weights = expected_weight_bytes(facts, settings.weights, machine.device, dtype)
+    cache = 0 if settings.cache is None else cache_bytes(facts, settings, clip, dtype)
     rest = sum(
         file.stat().st_size
         for part in ("text_encoder", "vae")

@@ -13,11 +13,18 @@ from PIL import Image
 from safetensors.torch import save_file
 from sixbit_diffusion.engine.errors import InputError
 from sixbit_diffusion.engine.facts import check_clip, check_parts, check_text_to_video, read_facts
+from sixbit_diffusion.engine.linears import QuantizedLinear, waiting
 from sixbit_diffusion.engine.machine import Machine, find_machine
 from sixbit_diffusion.engine.pipeline import check_dtype, compute_dtype, first_frame, load_model
 from sixbit_diffusion.engine.sample import ClipSpec, initial_noise, sample
 from sixbit_diffusion.engine.settings import Choice, resolve
-from sixbit_diffusion.engine.transformer import build_transformer, full_precision_bytes, weight_bytes
+from sixbit_diffusion.engine.transformer import (
+    _read,
+    build_transformer,
+    expected_weight_bytes,
+    full_precision_bytes,
+    weight_bytes,
+)
 from sixbit_diffusion.sixbit_core.families import FAMILIES, to_native
 from sixbit_diffusion.sixbit_core.quantize import QuantizeConfig, quantize_checkpoint
 
@@ -179,6 +186,65 @@ def test_weight_bytes_are_what_is_loaded(tiny):
     ]
     linear = quantized.transformer_blocks[0].ff.net[2]
     assert linear.data.nbytes + linear.scale.nbytes == 128 * 512 * 4.5 / 8
+
+
+@pytest.mark.parametrize("weights", ["full", "search"])
+def test_weight_bytes_are_known_before_loading(weights, tiny, tiny_folder, tmp_path):
+    expected = expected_weight_bytes(tiny.facts, weights, CPU.device, tiny.dtype)
+    assert weight_bytes(tiny.use(weights)) == expected
+    if weights == "search":
+        file = tmp_path / "tiny-nvfp4.safetensors"
+        quantize_checkpoint(tiny_folder, file, QuantizeConfig())
+        facts = read_facts(str(file), tiny_folder)
+        assert weight_bytes(build_transformer(facts, weights, CPU.device, tiny.dtype)) == expected
+
+
+def test_off_the_cpu_adaln_weights_wait_in_host_memory(tiny, tiny_folder, tmp_path):
+    file = tmp_path / "tiny-nvfp4.safetensors"
+    quantize_checkpoint(tiny_folder, file, QuantizeConfig())
+    facts, meta = read_facts(str(file), tiny_folder), torch.device("meta")
+    _, quantized = _read(facts, "search", meta)
+    waits = {name for name, weight in quantized.items() if not weight.data.is_meta}
+    assert waits == {facts.family.to_diffusers(name) for name in facts.family.modulation_layers()}
+    assert len(waits) == 5 and all(weight.global_scale.is_meta for weight in quantized.values())
+    saved = sum(quantized[name].nbytes - 4 for name in waits)
+    there, here = (expected_weight_bytes(facts, "search", at, torch.float32) for at in (meta, CPU.device))
+    assert here - there == saved > 0
+
+
+def test_a_weight_that_waits_is_copied_to_its_input(tiny, monkeypatch):
+    linear, asked, to = tiny.use("search").transformer_blocks[0].norm1.linear, [], torch.Tensor.to
+    x = torch.randn(2, 32, generator=torch.Generator().manual_seed(0))
+    expected = linear(x)
+    held = QuantizedLinear(waiting(linear.quantized, torch.device("meta")), linear.bias)
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda t, *a, **k: asked.append((t.dtype, a, k)) or to(t, *a, **k)
+    )
+    held.global_scale = linear.global_scale
+    assert torch.equal(held(x), expected)
+    moved = [((x.device,), {"non_blocking": True})] * 2
+    assert [(a, k) for dtype, a, k in asked if dtype in (torch.uint8, torch.float8_e4m3fn)][:2] == moved
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_weight_that_waits_is_as_one_that_does_not(tiny_folder):
+    """The same bits, no wait, and the bytes that were expected."""
+    machine = find_machine("cuda")
+    model = load_model(str(tiny_folder), None, "search", machine)
+    transformer = model.use("search")
+    assert weight_bytes(transformer) == expected_weight_bytes(
+        model.facts, "search", machine.device, model.dtype
+    )
+    linear = transformer.transformer_blocks[0].norm1.linear
+    assert linear.data.is_pinned() and linear.scale.is_pinned() and linear.global_scale.is_cuda
+    x = torch.randn(2, 32, device=machine.device, dtype=model.dtype)
+    expected = QuantizedLinear(linear.quantized.to(machine.device), linear.bias)(x)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = linear(x)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(found, expected)
 
 
 def test_number_formats():
