@@ -89,7 +89,23 @@ _MODEL: Table = {
         "uncast_bias_weight": "s weight bias offload_stream",
     },
     ("stock LoRAs on 6-bit weights", "comfy.model_patcher"): {"get_key_weight": "model key"},
+    ("fused blocks", "comfy.ldm.cogvideo.model"): {"optimized_attention": "heads"},
     ("interrupting", "comfy.ops"): {"run_every_op": ""},
+    ("interrupting", "comfy.model_management"): {"throw_exception_if_processing_interrupted": ""},
+    ("calibrating", "comfy.sample"): {
+        "sample": (
+            "model noise steps cfg sampler_name scheduler positive negative latent_image callback "
+            "disable_pbar seed"
+        ),
+        "fix_empty_latent_channels": "model latent_image",
+    },
+    ("calibrating", "comfy.samplers"): {"KSampler.SAMPLERS": "", "KSampler.SCHEDULERS": ""},
+    ("showing progress", "comfy.utils"): {"ProgressBar.update_absolute": "value total"},
+    ("finding files", "folder_paths"): {
+        "get_filename_list": "folder_name",
+        "get_full_path": "folder_name filename",
+        "get_folder_paths": "folder_name",
+    },
     ("image to video", "comfy.model_base"): {"CogVideoX.concat_cond": "kwargs"},
     ("image to video", "comfy.utils"): {"common_upscale": "samples width height upscale_method crop"},
     ("image to video", "node_helpers"): {"conditioning_set_values": "conditioning values"},
@@ -153,11 +169,7 @@ _PARTS: Table = {
         ),
         "AutoencoderKLCogVideoX._decode_batched": "z",
     },
-    (_VAE, "comfy.model_management"): {
-        "vae_device": "",
-        "vae_offload_device": "",
-        "intermediate_device": "",
-    },
+    (_VAE, "comfy.model_management"): {"vae_device": "", "vae_offload_device": "", "intermediate_device": ""},
 }
 
 
@@ -197,8 +209,7 @@ def known_host() -> bool:
 
 def load_or_plain(checkpoint: Checkpoint, scales: Scales, quantize: bool) -> Any:
     """A MODEL with our features; on a host we do not know, a plain bf16 one, and a line that says so."""
-    broken = mismatches()
-    if not broken:
+    if not (broken := mismatches()):
         from .fit import KEY, fit_clip
         from .loading import load_checkpoint
 

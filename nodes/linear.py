@@ -1,6 +1,7 @@
 """A Linear of the host whose weight is NVFP4: the host moves and patches it, the core multiplies."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import comfy.ops
@@ -15,15 +16,43 @@ Branch = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Product = Callable[[torch.Tensor, QuantizedWeight, torch.Tensor | None], torch.Tensor]
 
 
+@contextmanager
+def lent(
+    module: nn.Module, x: torch.Tensor, dtype: torch.dtype, beside_others: bool = False
+) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+    """Weight and bias of a module of the host where `x` is, for as long as the block lasts.
+
+    Args:
+        dtype: of the weight; a bias takes that of `x`.
+        beside_others: more are lent before this block ends. Weights that the host streams in all pass through
+            the same memory, so they are copied out of it.
+    """
+    weight, bias, stream = comfy.ops.cast_bias_weight(
+        module, x, dtype=dtype, bias_dtype=x.dtype, offloadable=True
+    )
+    if beside_others and stream is not None and stream[0] is not None:
+        copies = weight.clone(), None if bias is None else bias.clone()
+        comfy.ops.uncast_bias_weight(module, weight, bias, stream)
+        yield copies
+        return
+    try:
+        yield weight, bias
+    finally:
+        comfy.ops.uncast_bias_weight(module, weight, bias, stream)
+
+
 class QuantizedLinear(nn.Module, comfy.ops.CastWeightBiasOp):
     """Stands where the host's Linear stood; by itself it computes with activations as they come (W4A16).
 
     `weight` is one packed uint8 tensor (see `packed`), so offload and size accounting work as for any Linear.
-    A LoRA of the host's own loader is added to the decoded weight, which is then quantized again; one of ours
-    is a `branch`, (x, y) -> y and what it adds, which the call of the model sets and takes away (`branches`).
+    A LoRA of the host's own loader is added to the decoded weight, which is then quantized again. A call of
+    the model may set two things on an instance and take them away after: `product`, how a run multiplies
+    (`swap`), and `branch`, (x, y) -> y and what a LoRA of ours adds (`branches`). `forward` itself is left to
+    others who wrap it.
     """
 
     comfy_cast_weights = True
+    product: Product = staticmethod(partial(mixed_linear, format_name="bf16"))
     branch: Branch | None = None
 
     def __init__(
@@ -39,31 +68,33 @@ class QuantizedLinear(nn.Module, comfy.ops.CastWeightBiasOp):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x` (..., in_features) to (..., out_features), same dtype."""
-        return self.multiply(x, partial(mixed_linear, format_name="bf16"))
+        with self.cast(x) as (weight, bias):
+            y = self.product(x, weight, bias)
+        return y if self.branch is None else self.branch(x, y)
 
-    def multiply(self, x: torch.Tensor, product: Product) -> torch.Tensor:
-        """`product(x, weight, bias)` with weight and bias where `x` is."""
+    @contextmanager
+    def cast(
+        self, x: torch.Tensor, beside_others: bool = False
+    ) -> Iterator[tuple[QuantizedWeight, torch.Tensor | None]]:
+        """Weight, with the host's patches, and bias where `x` is, as `lent` gives them."""
         comfy.ops.run_every_op()
         if getattr(self, "weight_lowvram_function", None) is not None:
             raise RuntimeError(
                 "a stock LoRA on a 6-bit model needs ComfyUI started with --disable-dynamic-vram"
             )
-        changes, self.weight_function = self.weight_function, []
-        try:
-            packed, bias, stream = comfy.ops.cast_bias_weight(
-                self, x, dtype=torch.uint8, bias_dtype=x.dtype, offloadable=True
-            )
-        finally:
-            self.weight_function = changes
-        weight = self._unpacked(packed)
-        if changes:
-            dense = weight.dequantize(torch.float32)
-            for change in changes:
-                dense = change(dense)
-            weight = requantize(dense, self.hadamard)
-        y = product(x, weight, bias)
-        comfy.ops.uncast_bias_weight(self, packed, bias, stream)
-        return y if self.branch is None else self.branch(x, y)
+        with ExitStack() as held:
+            changes, self.weight_function = self.weight_function, []
+            try:
+                packed, bias = held.enter_context(lent(self, x, torch.uint8, beside_others))
+            finally:
+                self.weight_function = changes
+            weight = self._unpacked(packed)
+            if changes:
+                dense = weight.dequantize(torch.float32)
+                for change in changes:
+                    dense = change(dense)
+                weight = requantize(dense, self.hadamard)
+            yield weight, bias
 
     def convert_weight(self, weight: torch.Tensor, **_: object) -> torch.Tensor:
         """For the host's patches: the decoded weight (N, K) float32 of a packed one, in any type."""

@@ -7,6 +7,7 @@ DIFFUSION_MODEL says, at each call of the model, who is in the batch.
 
 import logging
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,9 +18,11 @@ from comfy_api.torch_helpers.torch_compile import TORCH_COMPILE_KWARGS
 
 from ..sixbit_core.config import DeltaCacheConfig
 from ..sixbit_core.layout import Stream
+from ..sixbit_core.predictor import Predictor
 from ..sixbit_core.run import RunState
 from . import schedule
 from .memory import Demand, demand_of, room_for_cache
+from .predictors import mismatch
 from .reserve import reserved
 from .settings import settings_in
 from .status import status_line
@@ -67,6 +70,8 @@ def outer_sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
     state = RunState(layout(patcher.model.diffusion_model.blocks), settings.dmpq, cache, settings.predictor)
     if state.note:
         logging.info(f"6Bit: {state.note}")
+    if line := _unlike_calibration(state, settings.predictor, len(sigmas) - 1, noise.shape):
+        logging.warning(f"6Bit: {line}")
     free = comfy.model_management.get_free_memory(patcher.load_device)
     logging.info(status_line(patcher.load_device, state.dmpq, cache, demand, free))
     last_sigma = float(sigmas[-2]) if len(sigmas) > 1 else float(sigmas[-1])
@@ -88,6 +93,14 @@ def _conditionings(guider: Any) -> int:
     """How many are evaluated at a step, at most; without guidance the negative ones are not."""
     alone = getattr(guider, "cfg", None) == 1
     return sum(len(conds) for name, conds in guider.conds.items() if not (alone and name == "negative"))
+
+
+def _unlike_calibration(
+    state: RunState, predictor: Predictor | None, steps: int, shape: Sequence[int]
+) -> str | None:
+    """What of the run is not as its thresholds were solved for; other routers have none."""
+    solved = state.dmpq is not None and state.dmpq.router == "gamma"
+    return mismatch(predictor, steps, shape) if solved and predictor is not None else None
 
 
 def _compiler(model_options: dict) -> dict[str, Any] | None:

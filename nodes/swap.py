@@ -1,6 +1,10 @@
 """Let a run decide over the blocks of a host's model while one call of it lasts, and leave no trace.
 
-`forward` in the `__dict__` of a block or Linear is replaced in try/finally; what stood there comes back.
+A block whose Linears are all 6-bit is computed by the core's `block_forward`, on weights that the host lends
+for the call and with the host's attention. Any other, and one that another pack has put something on, runs as
+the host has it, the product of each 6-bit Linear through the run. `forward` of a block and `product` of a
+Linear are set in their `__dict__` in try/finally; what stood there comes back.
+
 Nothing of a run is traced by torch.compile: decisions change from step to step, and a trace would be made
 anew for each. Blocks whose Linears the run leaves alone are compiled one by one, as the MODEL's compile node
 asked.
@@ -8,18 +12,21 @@ asked.
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+import comfy.ldm.cogvideo.model
 import torch
 from torch import nn
 
+from ..sixbit_core.block import BlockLinear, BlockParts, Norm, block_forward, block_parts
 from ..sixbit_core.layout import BlockLayout
-from ..sixbit_core.run import RunState, run_block
-from .linear import QuantizedLinear
+from ..sixbit_core.run import Pair, RunState, run_block
+from .linear import QuantizedLinear, lent
 
 KINDS = ("q", "k", "v", "attn_out", "ff_proj", "ff_out")
+_CALLED = ("norm1.linear", "norm2.linear")  # by `block_forward`, as the modules they are
 _lock = threading.RLock()  # a host may call clones of one model from several threads
 
 
@@ -38,30 +45,55 @@ def deciding(run: RunState, blocks: Sequence[nn.Module], compiler: dict[str, Any
     Args:
         compiler: arguments of torch.compile for the blocks; None leaves them as they are.
     """
-    before: list[tuple[nn.Module, Callable | None]] = []
+    before: list[tuple[dict[str, Any], str, Callable | None]] = []
     with _lock:
         try:
-            for module, forward in _forwards(run, blocks, compiler):
-                before.append((module, module.__dict__.get("forward")))
-                module.__dict__["forward"] = forward
+            for module, name, value in _changes(run, blocks, compiler):
+                own = module.__dict__
+                before.append((own, name, own.get(name)))
+                own[name] = value
             yield
         finally:
-            for module, own in before:
-                if own is None:
-                    module.__dict__.pop("forward", None)
+            for own, name, value in before:
+                if value is None:
+                    own.pop(name, None)
                 else:
-                    module.__dict__["forward"] = own
+                    own[name] = value
 
 
-def _forwards(
+def _changes(
     run: RunState, blocks: Sequence[nn.Module], compiler: dict[str, Any] | None
-) -> Iterator[tuple[nn.Module, Callable]]:
+) -> Iterator[tuple[nn.Module, str, Callable]]:
     for index, block in enumerate(blocks):
-        yield block, _block_forward(run, index, _own_forward(block, None if run.dmpq else compiler))
+        inner = getattr(block, "_orig_mod", block)  # of a block that was compiled by itself
+        compiles = compiler is not None or inner is not block
+        if _wants_fused(run, compiles) and _is_ours(inner):
+            yield block, "forward", _fused_forward(run, index, inner)
+            continue
+        yield block, "forward", _host_forward(run, index, _own_forward(block, None if run.dmpq else compiler))
         for kind in KINDS:
             linear = getattr(block, kind)
             if isinstance(linear, QuantizedLinear) and run.dmpq is not None:
-                yield linear, _linear_forward(run, index, kind, linear)
+                yield linear, "product", partial(run.linear, index, kind)
+
+
+def _wants_fused(run: RunState, compiles: bool) -> bool:
+    """Where the run leaves activations as they come, compiling counts; router "bf16" is off, bit for bit."""
+    return not compiles if run.dmpq is None else run.dmpq.router != "bf16"
+
+
+def _is_ours(block: nn.Module) -> bool:
+    """Whether the Linears are 6-bit and nobody has put anything on what `block_forward` does not call."""
+    return all(isinstance(getattr(block, kind), QuantizedLinear) for kind in KINDS) and all(
+        _is_plain(module) for name, module in block.named_modules() if name not in _CALLED
+    )
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether the module's own method is all that a call of it runs."""
+    forward = module.__dict__.get("forward")  # a bound method of its own may be left there
+    plain = forward is None or getattr(forward, "__func__", None) is type(module).forward
+    return plain and not module._forward_hooks and not module._forward_pre_hooks
 
 
 def _own_forward(block: nn.Module, compiler: dict[str, Any] | None) -> Callable:
@@ -72,13 +104,54 @@ def _own_forward(block: nn.Module, compiler: dict[str, Any] | None) -> Callable:
     return partial(forward if compiler is None else torch.compile(forward, **compiler), block)
 
 
-def _block_forward(run: RunState, index: int, own: Callable) -> Callable:
-    def forward(hidden_states: torch.Tensor, encoder_hidden_states: torch.Tensor, **kwargs: Any) -> Any:
+def _host_forward(run: RunState, index: int, own: Callable) -> Callable:
+    def forward(hidden_states: torch.Tensor, encoder_hidden_states: torch.Tensor, **kwargs: Any) -> Pair:
         compute = partial(own, hidden_states, encoder_hidden_states, **kwargs)
         return run_block(run, index, hidden_states, encoder_hidden_states, compute)
 
     return forward
 
 
-def _linear_forward(run: RunState, index: int, kind: str, linear: QuantizedLinear) -> Callable:
-    return lambda x: linear.multiply(x, partial(run.linear, index, kind))
+def _fused_forward(run: RunState, index: int, block: nn.Module) -> Callable:
+    def forward(
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor,
+        temb: torch.Tensor,
+        image_rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None,
+        transformer_options: dict[str, Any] | None = None,
+    ) -> Pair:
+        def compute() -> Pair:
+            with ExitStack() as held:
+                parts = _parts(block, hidden_states, transformer_options or {}, held)
+                return block_forward(
+                    run, index, parts, hidden_states, encoder_hidden_states, temb, image_rotary_emb
+                )
+
+        return run_block(run, index, hidden_states, encoder_hidden_states, compute)
+
+    return forward
+
+
+def _parts(block: nn.Module, x: torch.Tensor, options: dict[str, Any], held: ExitStack) -> BlockParts:
+    """The block as the core computes it, its weights where `x` is until `held` is closed."""
+
+    def module(name: str) -> Any:
+        found = block.get_submodule(name)
+        if not isinstance(found, nn.LayerNorm):
+            return found
+        return Norm(*held.enter_context(lent(found, x, x.dtype, beside_others=True)), found.eps)
+
+    def linear(found: QuantizedLinear) -> BlockLinear:
+        return BlockLinear(*held.enter_context(found.cast(x, beside_others=True)), found.branch)
+
+    return block_parts(module, linear, KINDS, block.num_heads, partial(_attention, block.num_heads, options))
+
+
+def _attention(
+    heads: int, options: dict[str, Any], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    """The host's attention over (B, heads, N, d), called as its own block does, overrides included."""
+    q, k, v = (x.transpose(1, 2).flatten(2) for x in (q, k, v))
+    attend = comfy.ldm.cogvideo.model.optimized_attention
+    out = attend(q, k, v, heads=heads, transformer_options=options)
+    return out.unflatten(2, (heads, -1)).transpose(1, 2)

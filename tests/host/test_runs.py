@@ -22,6 +22,13 @@ CHECKS = {
     "two_cache_nodes_the_last_counts": True,
     "six_bit_copy_is_made_once": True,
     "dmpq_routes_and_repeats": [],
+    "six_bit_blocks_are_fused": [],
+    "weights_streamed_through_one_buffer_are_right": [],
+    "interrupting_a_fused_block_leaves_nothing": [],
+    "runs_unlike_the_calibration_are_said": [
+        "6Bit: the predictor was calibrated at 50 steps, this run has 8 steps: the bits may come out "
+        "otherwise than asked for"
+    ],
     "dmpq_needs_six_bits": "Apply DMPQ needs a model with 6-bit weights; "
     "load it with Load 6Bit CogVideoX, weights 6-bit",
     "stock_lora_acts_and_leaves": [],

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import comfy.model_management
+import comfy.sd
+import comfy.utils
 import folder_paths
 import torch
 from comfy_api.torch_helpers import set_torch_compile_wrapper
@@ -24,6 +26,7 @@ LORA = pack("nodes.lora").SixBitLoadLora
 TDC = pack("nodes.delta_cache").SixBitTemporalDeltaCache
 DMPQ = pack("nodes.dmpq").SixBitApplyDMPQ
 BRANCHES = pack("nodes.branches")
+SWAP = pack("nodes.swap")
 TO_DIFFUSERS = pack("sixbit_core.families").FAMILIES["cogvideox-small"].to_diffusers
 LINES: list[str] = []
 CHECKS: dict[str, Callable[[], object]] = {}
@@ -97,7 +100,7 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
 
 def clean(model: object) -> bool:
     own = [module.__dict__ for module in model.model.diffusion_model.modules()]
-    return not any("forward" in names or "branch" in names for names in own)
+    return not any({"forward", "product", "branch"} & set(names) for names in own)
 
 
 @check
@@ -181,6 +184,27 @@ def any_order_of_nodes_gives_the_same() -> list[str]:
 
 
 @check
+def beside_a_fused_block_it_is_that_of_full_precision() -> list[str]:
+    bad, effects = [], []
+    for weights in ("6-bit", "as stored"):
+        model = load(weights)
+        base = DMPQ.execute(model, "balanced", router="int8").args[0] if weights == "6-bit" else model
+        computed = []
+        own = SWAP.block_forward
+        SWAP.block_forward = lambda *a, own=own, computed=computed: computed.append(a[2]) or own(*a)
+        try:
+            effects.append(predict(lora(base)) - predict(base))
+        finally:
+            SWAP.block_forward = own
+        beside = sum(one.branch is not None for parts in computed for one in parts.linears.values())
+        if (len(computed), beside) != ((4, 3) if weights == "6-bit" else (0, 0)):
+            bad.append(f"{weights}: {len(computed)} fused blocks with {beside} branches")
+    if not relative(effects[0], effects[1]) < 0.15:  # INT8 and 4-bit weights move it somewhat
+        bad.append(f"{relative(effects[0], effects[1])} apart")
+    return bad
+
+
+@check
 def every_naming_gives_the_same() -> list[str]:
     def flat(layer: str, part: str) -> str:
         return (
@@ -198,6 +222,24 @@ def every_naming_gives_the_same() -> list[str]:
         write(f"{name}.safetensors", naming)
         if not equal(predict(lora(model, f"{name}.safetensors")), expected):
             bad.append(name)
+    return bad
+
+
+@check
+def hosts_bypass_loader_acts_and_leaves() -> list[str]:
+    bad = []
+    for name, settle in {
+        "activations as they come": lambda m: TDC.execute(m, "balanced").args[0],
+        "int8": lambda m: DMPQ.execute(m, "balanced", router="int8").args[0],
+    }.items():
+        model = load()
+        base, ours = predict(settle(model)), predict(lora(settle(model)))
+        tensors = comfy.utils.load_torch_file(str(FOLDER / "loras" / "comfyui.safetensors"))
+        bypassed, _ = comfy.sd.load_bypass_lora_for_models(settle(model), None, tensors, 1.0, 0.0)
+        if not relative(predict(bypassed) - base, ours - base) < 0.02:
+            bad.append(f"{name}: effect {relative(predict(bypassed) - base, ours - base):.3f} apart")
+        if not equal(predict(settle(model)), base):
+            bad.append(f"{name}: it keeps acting")
     return bad
 
 

@@ -1,15 +1,17 @@
 """Sampling runs of a tiny 5B through the nodes; every check of `test_runs` is one entry of the answer."""
 
-from boot import ARGUMENTS  # isort: split
+from boot import ARGUMENTS, pack  # isort: split
 
 import gc
 import itertools
 import types
 import weakref
+from contextlib import contextmanager
 from pathlib import Path
 
 import comfy.lora
 import comfy.model_management
+import comfy.ops
 import comfy_extras.nodes_easycache as easycache
 import torch
 from graph import (
@@ -31,6 +33,8 @@ from graph import (
     sample,
     text,
 )
+
+SWAP, BLOCK, PREDICTOR = pack("nodes.swap"), pack("sixbit_core.block"), pack("sixbit_core.predictor")
 
 
 @check
@@ -275,6 +279,174 @@ def dmpq_routes_and_repeats() -> list[str]:
     return bad
 
 
+@contextmanager
+def unfused():
+    """Blocks run as the host has them."""
+    own, SWAP._is_ours = SWAP._is_ours, lambda block: False
+    try:
+        yield
+    finally:
+        SWAP._is_ours = own
+
+
+@contextmanager
+def calls_of(owner, name: str):
+    """Arguments of the calls of a function inside."""
+    own, seen = getattr(owner, name), []
+
+    def spy(*args, **kwargs):
+        seen.append((args, kwargs))
+        return own(*args, **kwargs)
+
+    setattr(owner, name, spy)
+    try:
+        yield seen
+    finally:
+        setattr(owner, name, own)
+
+
+def routed(model, router: str = "int8"):
+    return DMPQ.execute(model, "balanced", router=router, compute="emulate").args[0]
+
+
+@check
+def six_bit_blocks_are_fused() -> list[str]:
+    bad, model = [], load("tiny/", "6-bit")
+    attended = []
+
+    def attention(own, *args, **kwargs):
+        attended.append(kwargs["heads"])
+        return 2 * own(*args, **kwargs)
+
+    for name, patcher, products in (
+        ("int8", routed(model), [3, 1, 1, 1]),
+        ("int8 and the cache", cached(routed(model)), [3, 1, 1, 1]),
+        ("nvfp4", routed(model, "nvfp4"), []),
+        ("the cache alone", cached(model), []),
+        ("a stock LoRA", routed(with_lora(model)), [3, 1, 1, 1]),
+    ):
+        for override in (None, attention):
+            if override is not None:
+                patcher = patcher.clone()
+                patcher.model_options["transformer_options"]["optimized_attention_override"] = override
+            with unfused():
+                expected = sample(patcher, steps=4)
+            attended.clear()
+            with calls_of(SWAP, "block_forward") as blocks, calls_of(BLOCK, "int8_linear") as linears:
+                out = sample(patcher, steps=4)
+            seen = report(patcher)
+            computed = round((1 - seen.skipped_fraction) * seen.evaluations * 2)
+            if len(blocks) != computed or (len(attended) != computed if override else attended):
+                bad.append(f"{name}: {len(blocks)} and {len(attended)} of {computed} computed blocks")
+            if [len(args[2]) for args, _ in linears] != products * computed:
+                bad.append(f"{name}: other products")
+            near = (
+                1e-5 if name == "the cache alone" else 0.01
+            )  # what lies between two codes may fall either way
+            if not relative(out, expected) < near or not clean(model):
+                bad.append(f"{name}: {relative(out, expected)} from the host's own blocks")
+    return bad
+
+
+@check
+def weights_streamed_through_one_buffer_are_right() -> list[str]:
+    bad, model = [], load("tiny/", "6-bit")
+    patcher, ops = routed(model), comfy.ops
+    expected = sample(patcher)
+    cast, uncast, lent = ops.cast_bias_weight, ops.uncast_bias_weight, []
+    buffer = torch.empty(1 << 16, dtype=torch.uint8)
+
+    def streamed(module, *args, **kwargs):
+        weight, bias, _ = cast(module, *args, **kwargs)
+        places, start = [], 0
+        for tensor in (weight, bias):
+            flat = buffer[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            places.append(flat.copy_(tensor))
+            start += (tensor.nbytes + 15) // 16 * 16
+        lent.append(module)
+        return *places, (module, None, None)
+
+    def ended(module, weight, bias, stream):
+        if stream[0] is module:
+            lent.remove(module)
+
+    ops.cast_bias_weight, ops.uncast_bias_weight = streamed, ended
+    ours = SWAP.QuantizedLinear, torch.nn.LayerNorm
+    try:
+        if not equal(sample(patcher), expected):
+            bad.append("another clip")
+    finally:
+        ops.cast_bias_weight, ops.uncast_bias_weight = cast, uncast
+    if [module for module in lent if isinstance(module, ours)]:
+        bad.append(f"{len(lent)} weights are not given back")
+    return bad
+
+
+@check
+def interrupting_a_fused_block_leaves_nothing() -> list[str]:
+    model, bad = load("tiny/", "6-bit"), []
+    patcher, interrupted = cached(routed(model)), comfy.model_management.InterruptProcessingException
+    before, calls = sample(patcher), itertools.count()
+
+    def attention(own, *args, **kwargs):
+        if next(calls) == 3:
+            comfy.model_management.interrupt_current_processing()
+        return own(*args, **kwargs)
+
+    bombed = patcher.clone()
+    bombed.model_options["transformer_options"]["optimized_attention_override"] = attention
+    ops = comfy.ops
+    kept: list[weakref.ref] = []
+    begin = BRIDGE.RunState.begin_call
+
+    def spy(state, *args):
+        kept.append(weakref.ref(state))
+        return begin(state, *args)
+
+    BRIDGE.RunState.begin_call = spy
+    try:
+        with calls_of(ops, "cast_bias_weight") as casts, calls_of(ops, "uncast_bias_weight") as uncasts:
+            sample(bombed)
+        bad.append("not interrupted")
+    except interrupted:
+        pass
+    finally:
+        BRIDGE.RunState.begin_call = begin
+    lent = [[c for c in seen if isinstance(c[0][0], SWAP.QuantizedLinear)] for seen in (casts, uncasts)]
+    if next(calls) != 4 or len(lent[0]) != len(lent[1]):
+        bad.append(f"{next(calls) - 1} blocks, {len(lent[0])} weights lent, {len(lent[1])} given back")
+    del casts, uncasts, lent
+    gc.collect()
+    if not clean(model) or any(ref() is not None for ref in kept):
+        bad.append("something is left")
+    if not equal(sample(patcher), before):
+        bad.append("the next run differs")
+    return bad
+
+
+@check
+def runs_unlike_the_calibration_are_said() -> list[str]:
+    model = load("tiny/", "6-bit")
+    blocks, line = BRIDGE.layout_of(model), PREDICTOR.Line(0.0, 0.1, 1.0)
+    fits = {
+        name: PREDICTOR.LinearFit(line, None, 0.1, 0.05, (0.1,) * 10, blocks.macs(block, kind))
+        for name, block, kind in blocks.linear_names()
+    }
+    said = []
+    for how in (
+        {"steps": 50, "size": [64, 96], "frames": 9},
+        {"steps": STEPS, "size": [64, 96], "frames": 9},
+    ):
+        predictor = PREDICTOR.Predictor("x", "0", how, fits, {}, {"6": {"cache_off": 0.2}})
+        for router in ("gamma", "int8"):
+            config = pack("sixbit_core.config").DMPQConfig(router=router)
+            run = BRIDGE.with_settings(model, dmpq=config, predictor=predictor)
+            with log_lines() as lines:
+                sample(run)
+            said += [line for line in lines if "calibrated at" in line]
+    return said
+
+
 @check
 def dmpq_needs_six_bits() -> str:
     try:
@@ -319,6 +491,14 @@ def stock_lora_acts_and_leaves() -> list[str]:
     return bad
 
 
+def w4a8(model):
+    """A run of one evaluation in INT8, begun."""
+    config = pack("sixbit_core.config").DMPQConfig(router="int8")
+    run = BRIDGE.RunState(BRIDGE.layout_of(model), config)
+    run.begin_call([("cond", 0)], 1.0, 0.0, False)
+    return run
+
+
 @check
 def lowvram_is_equal() -> list[str]:
     bad, device = [], torch.device("cpu")
@@ -333,9 +513,11 @@ def lowvram_is_equal() -> list[str]:
             if bool(offloaded) != bool(memory):
                 bad.append(f"{name}: {offloaded} modules offloaded")
             outs.append(model.model.diffusion_model(x, step, text(1)[0][0]))
+            with SWAP.deciding(w4a8(model), model.model.diffusion_model.blocks, None):
+                outs.append(model.model.diffusion_model(x, step, text(1)[0][0]))
             patcher.detach()
-        if not equal(*outs):
-            bad.append(f"{name}: {relative(*outs)} apart")
+        if not equal(*outs[::2]) or not equal(*outs[1::2]) or equal(*outs[:2]):
+            bad.append(f"{name}: {relative(*outs[::2])} and {relative(*outs[1::2])} apart")
     return bad
 
 
