@@ -6,6 +6,7 @@ The reference's clip is the one that the engine gives.
 import json
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -24,7 +25,7 @@ STEPS = 5  # in place of the file's 50, for time; divides 1000, so both choose t
 API = sorted((ROOT / "workflows" / "api").glob("*.json"))
 REFERENCE = ROOT / "workflows" / "api" / "reference.json"
 BESIDE = ROOT / "workflows" / "api" / "reference_before_after.json"
-QUANTIZE = ROOT / "workflows" / "api" / "cogvideox_quantize.json"
+CLIENT = ROOT / "workflows" / "api" / "queue_workflow.py"
 OF_THE_USER = ("model_name", "clip_name", "vae_name", "image", "predictor")  # files that need not be there
 
 
@@ -262,11 +263,30 @@ def test_before_and_after_stand_side_by_side(server: Server) -> None:
     assert torch.equal(both[:, :, width + 8 :], after) and not torch.equal(both[:, :, :width], after)
 
 
-def test_quantize_workflow_writes_a_copy(server: Server) -> None:
-    prompt = json.loads(QUANTIZE.read_text(encoding="utf-8"))
-    prompt["1"]["inputs"]["model_name"] = "bundled reference"
-    server.execute(prompt)
+def client(server: Server, *arguments: str) -> subprocess.CompletedProcess:
+    """The example client, as a user runs it."""
+    command = [sys.executable, CLIENT, "--server", f"http://127.0.0.1:{server.port}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def test_client_queues_quantizing_and_waits_for_the_copy(server: Server) -> None:
+    done = client(server, "cogvideox_quantize", "1.model_name=bundled reference", "1.method=rtn")
+    assert done.returncode == 0 and "reference-6bit.safetensors" in done.stdout.split(), done.stderr
     assert (server.base / "models" / "diffusion_models" / "reference-6bit.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["cogvideox_quantize"], "the server refused it: node 1: "),
+        (["cogvideox_quantize", "1.rate=2"], "there is no input 1.rate"),
+        (["nothing"], "there is no workflow "),
+        (["reference", "--server", "http://127.0.0.1:9"], "no ComfyUI at http://127.0.0.1:9"),
+    ],
+)
+def test_client_says_what_is_wrong_in_one_line(server: Server, arguments: list[str], said: str) -> None:
+    done = client(server, *arguments)
+    assert done.returncode == 1 and said in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
 @pytest.mark.slow
