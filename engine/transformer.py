@@ -1,7 +1,7 @@
 """Build a diffusers CogVideoX transformer from a checkpoint, in full precision or with NVFP4 weights.
 
 It is built on the meta device and filled tensor by tensor, so a quantized file never has a 16-bit copy in
-memory.
+memory. A sincos table comes first: making one takes several times its bytes for a moment (0.5 GB on the 2B).
 
 On a GPU the NVFP4 weights of the adaLN linears (14 % of the 5B's parameters) wait in pinned host memory and
 are copied for each call: 0.42 GiB less there on the 5B, for 0.45 GB over the bus an evaluation. A table of
@@ -44,13 +44,13 @@ def build_transformer(
         raise InputError(f"{facts.name} is quantized; full precision needs the source it was made from")
     with torch.device("meta"):
         model = CogVideoXTransformer3DModel.from_config(facts.config)
+    _fill_tables(model, facts, device, dtype)
     tensors, quantized = _read(facts, weights, device)
     _complete(facts, tensors, dtype, device)
     _check_shapes(model, facts, tensors, quantized)
     for path, weight in quantized.items():  # a bias stays as stored: it is added in float32 whatever it is
         _put(model, path, QuantizedLinear(weight, tensors.pop(f"{path}.bias", None)))
     _fill(model, {name: tensor.to(dtype) for name, tensor in tensors.items()})
-    _fill_tables(model, facts, device, dtype)
     left = [name for name, tensor in _tensors(model) if tensor.is_meta]
     if left:
         raise InputError(f"{facts.name} lacks {left[0]} ({len(left)} tensors in all); is the download whole?")
@@ -168,13 +168,13 @@ def _fill(model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def _fill_tables(model: nn.Module, facts: ModelFacts, device: torch.device, dtype: torch.dtype) -> None:
-    """Buffers that no file holds (the sincos position table) come from a real model without blocks."""
-    waiting = [name for name, buffer in model.named_buffers() if buffer.is_meta]
-    if not waiting:
+    """A buffer that no file holds (the sincos position table) comes from a real model without blocks."""
+    names = [name for name, _ in model.named_buffers()]
+    if not names or facts.config["use_learned_positional_embeddings"]:  # a learned table is in the file
         return
     shell = CogVideoXTransformer3DModel.from_config({**facts.config, "num_layers": 0})
     own = dict(shell.named_buffers())
-    _fill(model, {name: own[name].to(device, dtype) for name in waiting if name in own})
+    _fill(model, {name: own[name].to(device, dtype) for name in names})
 
 
 def _tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
