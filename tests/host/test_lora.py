@@ -13,7 +13,7 @@ CHECKS = {
     "strength_zero_is_no_lora": True,
     "base_a_b_off_base": [],
     "any_order_of_nodes_gives_the_same": [],
-    "beside_a_fused_block_it_is_that_of_full_precision": [],
+    "beside_a_fused_block_it_is_as_strong": [],
     "every_naming_gives_the_same": [],
     "hosts_bypass_loader_acts_and_leaves": [],
     "what_does_not_match_is_counted_and_said": [
