@@ -11,7 +11,7 @@ import torch
 from diffusers import CogVideoXTransformer3DModel
 from measure import elapsed_ms, relative
 from sixbit_diffusion.engine.attach import attached, block_linears, describe
-from sixbit_diffusion.engine.linears import QuantizedLinear
+from sixbit_diffusion.engine.linears import QuantizedLinear, waiting
 from sixbit_diffusion.engine.schedule import Evaluation
 from sixbit_diffusion.kernels import block_hadamard, hadamard_block_size, quantize_nvfp4, use_backend
 from sixbit_diffusion.sixbit_core.block import block_forward
@@ -69,9 +69,10 @@ class Bench:
         self.step = torch.full((2,), 500, device=device)
 
     def weight_bytes(self, name: str) -> int:
-        """Bytes of a model's parameters and buffers."""
+        """Bytes of a model's parameters and buffers on the device."""
         model = self.models[name]
-        return sum(t.nbytes for t in itertools.chain(model.parameters(), model.buffers()))
+        tensors = itertools.chain(model.parameters(), model.buffers())
+        return sum(tensor.nbytes for tensor in tensors if tensor.device.type == self.device.type)
 
     def baseline(self, name: str) -> Call:
         """One forward of a baseline."""
@@ -233,6 +234,8 @@ def _quantized(model: nn.Module, family: CogVideoXFamily) -> nn.Module:
         dense = linear.weight.float()
         parts = quantize_nvfp4(block_hadamard(dense, block) if block > 1 else dense)
         weight = QuantizedWeight(*parts, *dense.shape, block)
+        if path not in rotated and dense.is_cuda:  # as the engine loads them
+            weight = waiting(weight, dense.device)
         _set(other, path, QuantizedLinear(weight, linear.bias.detach()))
     return other
 
