@@ -119,10 +119,12 @@ def _generate(parser: Parser) -> None:
 def _quantize(parser: Parser) -> None:
     parser.add_argument("source", metavar="SRC", help="diffusers folder or safetensors file")
     parser.add_argument("target", metavar="DST", help="the safetensors file to write")
-    parser.add_argument("--method", default="search", metavar="NAME", help="rtn or search (default search)")
+    parser.add_argument("--method", default="search", metavar="NAME", help="rtn, search (default) or gptq")
     parser.add_argument("--rotation", default="auto", metavar="NAME", help="auto, on or off (default auto)")
     parser.add_argument(
-        "--calibration", metavar="DIR", help="of `sixbit calibrate --inputs`, for rotation auto"
+        "--calibration",
+        metavar="DIR",
+        help="of `sixbit calibrate --inputs`, for method gptq and rotation auto",
     )
     parser.add_argument("--compatible", action="store_true", help="plain NVFP4 that any ComfyUI reads")
     parser.add_argument("--force", action="store_true", help="replace an existing target")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,28 +55,43 @@ def run_quantize(given: Namespace) -> None:
     need(*CORE, "rich")
     from ..sixbit_core.checkpoint import open_checkpoint
     from ..sixbit_core.quantize import QuantizeConfig, quantize_checkpoint
-    from ..sixbit_core.sample_inputs import read_inputs
+    from ..sixbit_core.sample_inputs import SampleInputs
 
     try:
-        config = QuantizeConfig(given.method, given.rotation, given.compatible, given.force)
+        calibrated = given.calibration is not None
+        config = QuantizeConfig(given.method, given.rotation, given.compatible, given.force, calibrated)
     except ValueError as error:
         raise InputError(str(error)) from error
-    inputs = None
-    if given.calibration is not None:
-        if given.rotation != "auto" or given.compatible:
-            raise InputError("--calibration serves --rotation auto of a file that may rotate; leave it out")
-        inputs = read_inputs(Path(given.calibration), open_checkpoint(Path(given.source)).fingerprint)
+    source, inputs, errors = Path(given.source), None, {}
+    if calibrated:
+        if config.method != "gptq" and (given.rotation != "auto" or given.compatible):
+            raise InputError(
+                "--calibration serves --method gptq, or --rotation auto where layers may rotate; leave it out"
+            )
+        inputs = SampleInputs(Path(given.calibration), open_checkpoint(source))
     with progress_bars() as progress:
 
         def on_bytes(done: int, total: int, name: str) -> None:
             progress("quantize", done, total)
 
-        made = quantize_checkpoint(Path(given.source), Path(given.target), config, on_bytes, inputs)
+        made = quantize_checkpoint(source, Path(given.target), config, on_bytes, inputs, errors=errors)
+    for line in error_lines(errors):
+        say(line)
     ratio = made.source_bytes / made.target_bytes
     say(
         f"{made.target}: {made.family}, {made.layers} layers in NVFP4 ({made.rotated} rotated), "
         f"{made.target_bytes / 1e6:.1f} MB, {ratio:.2f}x smaller, {made.seconds:.1f} s"
     )
+
+
+def error_lines(errors: Mapping[str, float]) -> list[str]:
+    """Output errors by layer in percent, a line for what stands together ("blocks.3", "norm_out")."""
+    parts: dict[str, list[str]] = {}
+    for layer, error in errors.items():
+        words = layer.split(".")
+        count = 2 if words[1].isdecimal() else 1
+        parts.setdefault(".".join(words[:count]), []).append(f"{'.'.join(words[count:])} {100 * error:.2f}")
+    return [f"{place}: output error in %: {', '.join(found)}" for place, found in parts.items()]
 
 
 def run_calibrate(given: Namespace) -> None:

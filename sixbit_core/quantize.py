@@ -20,7 +20,7 @@ from . import VERSION
 from .checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from .families import ModelFamily
 from .provenance import source_licence, source_name
-from .quantize_weight import QuantizeConfig, quantize_group, quantize_linear
+from .quantize_weight import QuantizeConfig, output_errors, quantize_group, quantize_linear
 from .quantized import QuantizedWeight, file_entries
 from .safetensors_file import StreamWriter
 
@@ -65,6 +65,7 @@ def quantize_checkpoint(
     progress: Progress | None = None,
     inputs: Mapping[str, torch.Tensor] | None = None,
     device: torch.device | str = "cpu",
+    errors: dict[str, float] | None = None,
 ) -> QuantizeSummary:
     """Write a quantized copy of a checkpoint as one safetensors file in ComfyUI's layout, native names.
 
@@ -75,7 +76,7 @@ def quantize_checkpoint(
         source: what `open_checkpoint` takes.
         target: a path ending in .safetensors, in an existing folder.
         progress: called after each layer or tensor.
-        inputs, device: as in `quantize_tensors`.
+        inputs, device, errors: as in `quantize_tensors`.
 
     Raises:
         CheckpointError: one line that says what is wrong with source, target or disk.
@@ -98,7 +99,7 @@ def quantize_checkpoint(
         )
     total, done, layers, rotated = checkpoint.nbytes, 0, 0, 0
     with writer:
-        for name, item in quantize_tensors(checkpoint, config, inputs, device):
+        for name, item in quantize_tensors(checkpoint, config, inputs, device, errors):
             if isinstance(item, QuantizedWeight):
                 layers, rotated = layers + 1, rotated + item.rotated
                 done += checkpoint.infos[f"{name}.weight"].nbytes
@@ -206,14 +207,16 @@ def quantize_tensors(
     config: QuantizeConfig,
     inputs: Mapping[str, torch.Tensor] | None = None,
     device: torch.device | str = "cpu",
+    errors: dict[str, float] | None = None,
 ) -> Iterator[tuple[str, QuantizedWeight | torch.Tensor]]:
     """Quantize a checkpoint in memory, one group of layers at a time.
 
     Args:
         checkpoint: an unquantized one.
         config: method and rotation.
-        inputs: layer -> (n, K) sample inputs, for rotation "auto"; of a group, the first layer's count.
+        inputs: layer -> (n, K) sample inputs, for rotation "auto" and "gptq"; the first layer's of a group.
         device: where the work is done and the result lies.
+        errors: where to keep the output error of each layer that has inputs, on these inputs.
 
     Yields:
         (layer, QuantizedWeight) in the order of `layer_groups`, then (tensor name, tensor) copied.
@@ -225,13 +228,15 @@ def quantize_tensors(
     upright = replace(config, rotation="off")
     for layers, may_rotate in layer_groups(checkpoint.family, config.compatible):
         weights = [_finite(checkpoint, f"{layer}.weight", device) for layer in layers]
-        samples = inputs.get(layers[0]) if inputs and may_rotate else None
+        samples = inputs.get(layers[0]) if inputs else None
         try:
             group = quantize_group(weights, config if may_rotate else upright, inputs=samples)
         except ValueError as error:
             names = ", ".join(layers)
             raise CheckpointError(f"{checkpoint.path}: {names} cannot be quantized: {error}") from error
-        del weights
+        if errors is not None and samples is not None:
+            errors.update(zip(layers, output_errors(weights, group, samples), strict=True))
+        del weights, samples
         yield from zip(layers, group, strict=True)
     for name in copied_names(checkpoint, config.compatible):
         yield name, _finite(checkpoint, name, device, copied_dtype(checkpoint, name))

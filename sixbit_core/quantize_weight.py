@@ -3,19 +3,25 @@
     W' = H(W),   global_scale = max|W'| / (448·6) over all W' of the group,   (data, scale) = NVFP4(W')
 
 Block scales are found by least squared error (method "search") or by rounding to nearest
-("rtn"). A group is what reads one input: q, k and v of a block share rotation and global
-scale, so that they can run as one product.
+("rtn"); "gptq" keeps the scales of "search" and rounds the values by sample inputs. A group is
+what reads one input: q, k and v of a block share rotation and global scale, so that they can run
+as one product.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ..kernels import block_hadamard, hadamard_block_size, linear_w4a8, quantize_nvfp4
+from .gptq import input_factor, round_by_inputs
 from .quantized import QuantizedWeight
 
-METHODS = {"search": "search", "rtn": "nearest"}  # what people ask for -> rounding of the kernel
+METHODS = {
+    "search": "search",
+    "rtn": "nearest",
+}  # need no data: what people ask for -> rounding of the kernel
+GPTQ = "gptq"
 ROTATIONS = ("auto", "on", "off")
 _GLOBAL_RANGE = 448.0 * 6.0  # largest E4M3 scale times largest E2M1 value
 _SMALLEST_SCALE = 2.0**-126
@@ -26,23 +32,29 @@ class QuantizeConfig:
     """How a checkpoint is quantized.
 
     Attributes:
-        method: "search" tries eight scales a block, "rtn" takes the nearest.
+        method: "search" tries eight scales a block, "rtn" takes the nearest; "gptq" rounds to the scales
+            of "search" by sample inputs.
         rotation: "on" and "off" for all block Linears; "auto" chooses by the output error of a
             W4A8 Linear where sample inputs are given, and rotates where none are.
         compatible: nothing rotated, so that a host which knows plain NVFP4 reads the file.
         force: replace an existing target.
+        calibrated: sample inputs of every layer will be given, without which there is no "gptq".
     """
 
     method: str = "search"
     rotation: str = "auto"
     compatible: bool = False
     force: bool = False
+    calibrated: bool = False
 
     def __post_init__(self) -> None:
-        if self.method == "gptq":
-            raise ValueError("method gptq is not available yet; use search, which needs no calibration data")
-        if self.method not in METHODS:
-            raise ValueError(f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
+        if self.method not in (*METHODS, GPTQ):
+            raise ValueError(f"method must be one of {', '.join((*METHODS, GPTQ))}, got {self.method!r}")
+        if self.method == GPTQ and not self.calibrated:
+            raise ValueError(
+                "without sample inputs gptq is not available yet; use search, or write them with "
+                "`sixbit calibrate --inputs DIR` and give --calibration DIR"
+            )
         if self.rotation not in ROTATIONS:
             raise ValueError(f"rotation must be one of {', '.join(ROTATIONS)}, got {self.rotation!r}")
         if self.compatible and self.rotation == "on":
@@ -65,10 +77,10 @@ def quantize_linear(
     Args:
         weight: (N, K) float16, bfloat16 or float32, finite; K a multiple of 16.
         shared_global: float32 () global scale to use instead of the weight's own (as rotated).
-        inputs: (n, K) sample inputs, for rotation "auto".
+        inputs: (n, K) sample inputs, for rotation "auto" and for "gptq", which needs them.
 
     Raises:
-        ValueError: wrong type, rank or K, or values whose rotation overflows float32.
+        ValueError: wrong type, rank or K, values whose rotation overflows float32, no inputs for "gptq".
     """
     return quantize_group([weight], config, shared_global, inputs)[0]
 
@@ -86,25 +98,59 @@ def quantize_group(
         config, shared_global, inputs: as in `quantize_linear`.
     """
     size = hadamard_block_size(weights[0].shape[1]) if config.rotates else 0
-    rotated = _encoded(weights, size, config, shared_global)
-    if size <= 1 or config.rotation != "auto" or inputs is None:
-        return rotated
-    plain = _encoded(weights, 0, config, shared_global)
-    inputs = inputs.to(weights[0].device, torch.float32)
-    return min(rotated, plain, key=lambda group: _w4a8_error(weights, group, inputs))
+    group = _encoded(weights, size, config, shared_global)
+    if inputs is not None:
+        inputs = inputs.to(weights[0].device, torch.float32)
+        if size > 1 and config.rotation == "auto":
+            plain = _encoded(weights, 0, config, shared_global)
+            group = min(group, plain, key=lambda made: _w4a8_error(weights, made, inputs))
+    return _rounded_by_inputs(weights, group, inputs) if config.method == GPTQ else group
+
+
+def output_errors(
+    weights: Sequence[torch.Tensor], group: Sequence[QuantizedWeight], inputs: torch.Tensor
+) -> list[float]:
+    """‖XWᵀ − XŴᵀ‖ / ‖XWᵀ‖ of each Linear of a group on inputs X (n, K); 0 where the output is."""
+    inputs, errors = inputs.to(weights[0].device, torch.float32), []
+    for weight, quantized in zip(weights, group, strict=True):
+        exact = inputs @ weight.float().T
+        error = (exact - inputs @ quantized.dequantize().T).norm()
+        errors.append(float(error / exact.norm().clamp(min=_SMALLEST_SCALE)))
+    return errors
+
+
+def _rounded_by_inputs(
+    weights: Sequence[torch.Tensor], group: Sequence[QuantizedWeight], inputs: torch.Tensor | None
+) -> list[QuantizedWeight]:
+    if inputs is None or inputs.shape[1] != group[0].in_features:
+        found = "none" if inputs is None else f"{inputs.shape[1]} columns"
+        raise ValueError(f"gptq needs sample inputs of {group[0].in_features} columns, got {found}")
+    size = group[0].hadamard
+    factor = input_factor(_turned(inputs, size))
+    made = []
+    for weight, scaled in zip(weights, group, strict=True):
+        data = round_by_inputs(_turned(weight, size), scaled.scale, scaled.global_scale, factor)
+        made.append(replace(scaled, data=data))
+    return made
+
+
+def _turned(rows: torch.Tensor, size: int) -> torch.Tensor:
+    return block_hadamard(rows.float(), size) if size > 1 else rows.float()
 
 
 def _encoded(
     weights: Sequence[torch.Tensor], size: int, config: QuantizeConfig, shared_global: torch.Tensor | None
 ) -> list[QuantizedWeight]:
-    turned = [block_hadamard(w.float(), size) if size > 1 else w.float() for w in weights]
+    turned = [_turned(w, size) for w in weights]
     if shared_global is None:
         amax = torch.stack([w.abs().amax() for w in turned]).amax()
         if not torch.isfinite(amax):
             raise ValueError("the weights are too large for float32 once rotated; check the source")
         shared_global = amax / torch.full_like(amax, _GLOBAL_RANGE)
         shared_global = torch.where(shared_global >= _SMALLEST_SCALE, shared_global, 1.0)
-    codes = (quantize_nvfp4(w, METHODS[config.method], global_scale=shared_global) for w in turned)
+    codes = (
+        quantize_nvfp4(w, METHODS.get(config.method, "search"), global_scale=shared_global) for w in turned
+    )
     return [
         QuantizedWeight(data, scale, global_scale, *weight.shape, hadamard=size if size > 1 else 0)
         for weight, (data, scale, global_scale) in zip(weights, codes, strict=True)
