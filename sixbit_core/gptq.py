@@ -24,12 +24,13 @@ def input_factor(x: torch.Tensor, damping: float = DAMPING) -> torch.Tensor:
     Raises:
         ValueError: inputs that are not finite.
     """
-    hessian = x.double().T @ x.double()
+    x = x.double()
+    hessian = x.T @ x
     mean = hessian.diagonal().mean()
     if not torch.isfinite(mean):
         raise ValueError("the sample inputs hold NaN or Inf; calibrate again")
     hessian.diagonal().add_(torch.where(mean > 0, damping * mean, 1.0))
-    return torch.linalg.cholesky(hessian).float()
+    return torch.linalg.cholesky(hessian, out=hessian).float()  # in place: 1.2 GB at the 5B's 12288 columns
 
 
 def round_by_inputs(
