@@ -48,7 +48,7 @@ def write_copy(checkpoint: Checkpoint, target: Path, config: QuantizeConfig) -> 
     Raises:
         CheckpointError: the source cannot be quantized, or the disk is full or read-only.
     """
-    needed, device = check_disk(checkpoint, target), _device()
+    needed, device = check_disk(checkpoint, target, config.compatible), _device()
     minutes = _minutes(checkpoint, config, device)
     logging.info(
         f"6Bit: quantizing {checkpoint.path.name} into {target.name}: {needed / 1e9:.2f} GB of disk, "
@@ -76,13 +76,13 @@ def is_copy(target: Path, checkpoint: Checkpoint, config: QuantizeConfig) -> boo
     )
 
 
-def check_disk(checkpoint: Checkpoint, target: Path) -> int:
-    """Bytes that the copy takes.
+def check_disk(checkpoint: Checkpoint, target: Path, compatible: bool = False) -> int:
+    """Bytes that the copy takes; `compatible` as in `QuantizeConfig`.
 
     Raises:
         CheckpointError: where the disk lacks them.
     """
-    entries = planned_entries(checkpoint)
+    entries = planned_entries(checkpoint, compatible)
     needed = sum(dtype.itemsize * math.prod(shape) for _, dtype, shape in entries)
     free = shutil.disk_usage(target.parent).free
     if free < needed:

@@ -58,7 +58,7 @@ class SixBitQuantize(io.ComfyNode):
         try:
             checkpoint, target, config = _request(model_name, method, rotation, name)
             if not _is_there(target, checkpoint, config):
-                check_disk(checkpoint, target)
+                check_disk(checkpoint, target, config.compatible)
         except ValueError as error:
             return str(error)
         return True
