@@ -121,7 +121,7 @@ def record_errors(
     say: Callable[[str], None] = lambda _: None,
     inputs: dict[str, list[torch.Tensor]] | None = None,
 ) -> list[LinearRecord]:
-    """Γ and errors of every linear in W4A8 runs, one a clip; sample inputs of the first into `inputs`."""
+    """Γ and errors of every linear in W4A8 runs, one a clip; sample inputs into `inputs`."""
     records: list[LinearRecord] = []
     total = sum(clip.steps for clip in clips.specs)
     for number, (clip, embeds) in enumerate(zip(clips.specs, clips.embeds, strict=True)):
@@ -129,7 +129,7 @@ def record_errors(
         def on_step(step: int, of: int, before: int = number * clip.steps) -> None:
             progress("measure", before + step, total)
 
-        run = CalibrationRun(model.layout, full_weight, inputs=inputs if number == 0 else None)
+        run = CalibrationRun(model.layout, full_weight, inputs=inputs)
         sample_under(model, run, "search", clip, embeds, on_step)
         records += run.records
         say(f"measured: clip {number + 1} of {len(clips.specs)}")

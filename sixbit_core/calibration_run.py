@@ -26,6 +26,7 @@ from .run import RunState
 FullWeight = Callable[[int, str], torch.Tensor]
 SAMPLED_ROWS = 256
 INPUT_ROWS = 4
+_GOLDEN = 0.6180339887  # of a gap: turns of it fill the gap evenly, however many there are
 _TINY = 1e-30
 
 
@@ -89,7 +90,7 @@ class CalibrationRun(RunState):
         y = super().linear(block_index, kind, x, weight, bias)
         full = None if self._full_weight is None else self._full_weight(block_index, kind)
         if self._inputs is not None and kind not in INPUT_OF:
-            kept = evenly_spaced(x.flatten(0, 1), INPUT_ROWS).cpu()
+            kept = evenly_spaced(x.flatten(0, 1), INPUT_ROWS, self.evaluation).cpu()
             self._inputs.setdefault(linear_name(block_index, kind), []).append(kept)
         for stream in x:
             errors = format_errors(evenly_spaced(stream, self._sampled_rows), weight, full)
@@ -150,8 +151,9 @@ def format_errors(x: torch.Tensor, weight: QuantizedWeight, full: torch.Tensor |
     return torch.stack(errors)
 
 
-def evenly_spaced(x: torch.Tensor, rows: int) -> torch.Tensor:
-    """At most `rows` rows of `x` (N, K), evenly spaced; the same for the same N."""
+def evenly_spaced(x: torch.Tensor, rows: int, turn: int = 0) -> torch.Tensor:
+    """At most `rows` rows of `x` (N, K), evenly spaced, other ones at each `turn`; always the same ones."""
     if x.shape[0] <= rows:
         return x
-    return x[torch.arange(rows, device=x.device) * x.shape[0] // rows]
+    first = int(turn * _GOLDEN * x.shape[0] / rows)
+    return x[(torch.arange(rows, device=x.device) * x.shape[0] // rows + first) % x.shape[0]]
