@@ -231,7 +231,7 @@ def _quantize(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
     q = torch.empty(x.shape, dtype=torch.int8, device=x.device)
     scale = torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device)
     if x.numel():
-        launch_rows(x[None, :0], x[None], q, scale=scale, block=block)
+        launch_rows(x[None, :0], x[None], q, scale=scale, block=block, row_stride=x.stride(0))
     return q, scale
 
 
@@ -245,8 +245,9 @@ def launch_rows(
     scale: torch.Tensor | None = None,
     block: int = 1,
     outliers: bool = False,
+    row_stride: int | None = None,
 ) -> torch.Tensor | None:
-    """Run the kernel over `text` (B, T, K) and `video` (B, V, K), whose rows have one stride.
+    """Run the kernel over `text` (B, T, K) and `video` (B, V, K), contiguous or with rows that far apart.
 
     `y` is (B * (T + V), K): int8 if `scale` is given, else of the type of `video`. With `outliers` returns
     (B, tiles of an item, 2): the largest and the sum of |x| of each tile, before the rotation.
@@ -267,7 +268,7 @@ def launch_rows(
             batch,
             text.shape[1],
             tokens,
-            video.stride(1),
+            width if row_stride is None else row_stride,
             eps,
             K=width,
             ROWS=tile.rows,

@@ -24,6 +24,7 @@ from ..sixbit_core.checkpoint import Checkpoint
 from ..sixbit_core.config import PRESETS, DMPQConfig
 from ..sixbit_core.predictor import Predictor
 from ..sixbit_core.run import RunState
+from .branches import KEY as LORAS
 from .bridge import layout_of, settings_of, with_settings
 from .run import RUN
 
@@ -73,8 +74,10 @@ def calibrate(model: Patcher, checkpoint: Checkpoint, clips: Clips) -> tuple[Pre
     """The predictor of a 6-bit MODEL, and what it was fitted to. How long it takes is said first.
 
     Raises:
-        ValueError: too few evaluations to fit.
+        ValueError: too few evaluations to fit, or a LoRA on the model.
     """
+    if LORAS in model.model_options["transformer_options"]:
+        raise ValueError("a predictor is of the weights alone; calibrate without Load CogVideoX LoRA")
     layout = layout_of(model)
     errors = ("excess",) if checkpoint.is_quantized else ("excess", "paper")
     thresholds = len(BITS) * 2 * len(errors)

@@ -120,6 +120,7 @@ _MODEL: Table = {
         "ModelPatcher.clone": "",
         "ModelPatcher.add_wrapper_with_key": "wrapper_type key wrapper",
         "ModelPatcher.remove_wrappers_with_key": "wrapper_type key",
+        "ModelPatcher.get_additional_models_with_key": "key",
     },
     ("a run's state", "comfy.patcher_extension"): {
         "WrappersMP.OUTER_SAMPLE": "",

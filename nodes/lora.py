@@ -9,7 +9,7 @@ from comfy_api.latest import io
 
 from ..sixbit_core.safetensors_file import read_header
 from .host_contract import known_host
-from .lora_file import LoraFile, read_lora
+from .lora_file import CONFIG, LoraFile, read_lora
 
 
 class SixBitLoadLora(io.ComfyNode):
@@ -57,7 +57,9 @@ class SixBitLoadLora(io.ComfyNode):
             path = _path(lora_name)
         except ValueError:
             return lora_name
-        return f"{path}:{path.stat().st_mtime_ns}"
+        beside = path.with_name(CONFIG)
+        files = [file for file in (path, beside) if file.exists()]
+        return f"{path}:{[file.stat().st_mtime_ns for file in files]}"
 
     @classmethod
     def execute(cls, model: Any, lora_name: str, strength: float = 1.0) -> io.NodeOutput:

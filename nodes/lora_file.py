@@ -29,7 +29,7 @@ _PARTS = {"A": "down", "B": "up", "down": "down", "up": "up"}
 _DORA = ("dora_scale", "lora_magnitude_vector")
 _PREFIXES = ("base_model.model.", "model.diffusion_model.", "diffusion_model.", "transformer.")
 _FLAT_PREFIXES = ("lora_unet_", "lora_transformer_", "lora_")
-_CONFIG = "adapter_config.json"
+CONFIG = "adapter_config.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +154,7 @@ def _alpha(config: Mapping[str, object], layer: str, rank: int) -> float:
 def _config(path: Path, metadata: Mapping[str, str]) -> dict[str, object]:
     """PEFT's configuration, as diffusers keeps it in the file or PEFT beside it, or nothing."""
     text = metadata.get("lora_adapter_metadata")
-    beside = path.with_name(_CONFIG)
+    beside = path.with_name(CONFIG)
     try:
         if text is None and path.name.startswith("adapter_model") and beside.is_file():
             text = beside.read_text(encoding="utf-8")

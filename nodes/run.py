@@ -59,6 +59,10 @@ def outer_sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
         raise ValueError(
             "Temporal Delta Cache cannot tell context windows apart; take one of the two out of the graph"
         )
+    if guider.model_patcher.get_additional_models_with_key("multigpu"):
+        raise ValueError(
+            "the 6Bit nodes decide for one GPU; take the node that spreads sampling over several out"
+        )
     options = comfy.model_patcher.create_model_options_clone(original)
     if _STEP_CACHE in options["transformer_options"]:
         logging.warning(

@@ -25,7 +25,7 @@ from .run import RunState
 
 FullWeight = Callable[[int, str], torch.Tensor]
 SAMPLED_ROWS = 256
-INPUT_ROWS = 4
+INPUT_ROWS = 4  # of a linear's input, kept in an evaluation
 _GOLDEN = 0.6180339887  # of a gap: turns of it fill the gap evenly, however many there are
 _TINY = 1e-30
 
