@@ -3,26 +3,26 @@
     y = Linear(x) + strength * scale * (x downᵀ) upᵀ
 
 They are kept with a clone's options, on the CPU. For a sampling run an OUTER_SAMPLE wrapper holds them on the
-device; at each call of the model a DIFFUSION_MODEL wrapper puts them beside its Linears, in try/finally. A
-MODEL without them is the same module, so taking a LoRA off is using the MODEL from before it.
+device; for each call of the model a DIFFUSION_MODEL wrapper puts them beside its Linears. A MODEL without
+them is the same module, so taking a LoRA off is using the MODEL from before it.
 """
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import comfy.model_management
 import comfy.model_patcher
 import torch
 from comfy.patcher_extension import WrappersMP
 from torch import nn
 
+from .borrow import borrowed
 from .linear import QuantizedLinear
 from .lora_file import LowRank, Size
 
 KEY = "sixbit_lora"
-_lock = threading.RLock()  # a host may call clones of one model from several threads
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +31,10 @@ class Branches:
 
     layers: Mapping[str, LowRank]
     strength: float
+
+    def bytes_in(self, dtype: torch.dtype) -> int:
+        """What they take in a type."""
+        return sum(pair.down.numel() + pair.up.numel() for pair in self.layers.values()) * dtype.itemsize
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Branches":
         """The same on a device, in a type."""
@@ -69,6 +73,8 @@ def outer_sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
     kept: tuple[Branches, ...] = original.get("transformer_options", {}).get(KEY, ())
     options = comfy.model_patcher.create_model_options_clone(original)
     place = patcher.load_device, patcher.model.get_dtype_inference()
+    # The host makes room for what it loads itself; these come before.
+    comfy.model_management.free_memory(sum(branches.bytes_in(place[1]) for branches in kept), place[0])
     options["transformer_options"][KEY] = tuple(branches.to(*place) for branches in kept)
     guider.model_options = options
     try:
@@ -81,31 +87,24 @@ def outer_sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
 def diffusion_model(executor: Any, *args: Any, **kwargs: Any) -> Any:
     """DIFFUSION_MODEL wrapper: one call of the model with the changes beside its Linears."""
     options = kwargs.get("transformer_options") or next(a for a in reversed(args) if isinstance(a, dict))
-    with _lock, _beside(executor.class_obj, options.get(KEY, ())):
+    with _beside(executor.class_obj, options.get(KEY, ())):
         return executor(*args, **kwargs)
 
 
-@contextmanager
-def _beside(network: nn.Module, loras: tuple[Branches, ...]) -> Iterator[None]:
-    """Put branches beside Linears inside the block; what a module had of its own comes back after."""
+def _beside(network: nn.Module, loras: tuple[Branches, ...]) -> AbstractContextManager[None]:
+    """Branches beside the Linears of a network inside the block."""
+    return borrowed(_changes(network, loras))
+
+
+def _changes(network: nn.Module, loras: tuple[Branches, ...]) -> Iterator[tuple[nn.Module, str, Callable]]:
+    """The branches of all LoRAs, by the Linear that they lie beside."""
     by_layer: dict[str, list[tuple[LowRank, float]]] = {}
     for lora in loras:
         for name, pair in lora.layers.items():
             by_layer.setdefault(name, []).append((pair, lora.strength * pair.scale))
-    before: list[tuple[dict[str, Any], str, Any]] = []
-    try:
-        for name, pairs in by_layer.items():
-            module = network.get_submodule(name)
-            attribute, value = _branch(module, tuple(pairs))
-            before.append((module.__dict__, attribute, module.__dict__.get(attribute)))
-            module.__dict__[attribute] = value
-        yield
-    finally:
-        for own, attribute, value in reversed(before):
-            if value is None:
-                own.pop(attribute, None)
-            else:
-                own[attribute] = value
+    for name, pairs in by_layer.items():
+        module = network.get_submodule(name)
+        yield module, *_branch(module, tuple(pairs))
 
 
 def _branch(module: nn.Module, pairs: tuple[tuple[LowRank, float], ...]) -> tuple[str, Callable]:

@@ -54,11 +54,16 @@ def with_settings(model: Patcher, **changes: Any) -> Patcher:
     settings = replace(settings_of(model), journal=Journal(), **changes)
     RunState(blocks, settings.dmpq, settings.cache, settings.predictor).close()
     clone = model.clone()
-    clone.model_options.setdefault("transformer_options", {})[KEY] = settings
-    for kind, wrapper in _WRAPPERS:
-        clone.remove_wrappers_with_key(kind, KEY)
-        clone.add_wrapper_with_key(kind, KEY, wrapper)
+    put_settings_(clone, settings)
     return clone
+
+
+def put_settings_(model: Patcher, settings: Settings) -> None:
+    """Have `model` itself run under `settings`."""
+    model.model_options.setdefault("transformer_options", {})[KEY] = settings
+    for kind, wrapper in _WRAPPERS:
+        model.remove_wrappers_with_key(kind, KEY)
+        model.add_wrapper_with_key(kind, KEY, wrapper)
 
 
 def facts_of(model: Patcher) -> ModelFacts | None:

@@ -144,6 +144,7 @@ _MODEL: Table = {
         "get_free_memory": "dev",
         "LoadedModel.model_loaded_memory": "",
     },
+    ("room for a LoRA", "comfy.model_management"): {"free_memory": "memory_required device"},
     ("room for the delta cache", "comfy.model_patcher"): {
         "ModelPatcher.loaded_size": "",
         "ModelPatcher.is_clone": "other",

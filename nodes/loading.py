@@ -12,11 +12,12 @@ import torch
 from ..sixbit_core.checkpoint import Checkpoint, CheckpointError
 from ..sixbit_core.quantize import QuantizeConfig, quantize_tensors
 from ..sixbit_core.quantized import QuantizedWeight
-from .bridge import MODEL_FACTS, ModelFacts
+from .bridge import MODEL_FACTS, ModelFacts, put_settings_
 from .model import ModelPlan, SixBitCogVideoX
 from .packed import pack
 from .precision import check_precision, float_type
 from .scales import Scales
+from .settings import Settings
 
 # diffusers' own defaults of what tensors cannot tell, for weights that come without config.json.
 _DEFAULTS = {"sample_height": 60, "sample_width": 90, "sample_frames": 49, "max_text_seq_length": 226}
@@ -64,6 +65,8 @@ def load_checkpoint(
         )
     model.diffusion_model.requires_grad_(False)
     patcher.set_attachments(MODEL_FACTS, ModelFacts(checkpoint, bool(quantized)))
+    if quantized:
+        put_settings_(patcher, Settings(six_bit=True))
     patcher.cached_patcher_init = (load_checkpoint, (checkpoint, scales, quantize))
     return patcher
 

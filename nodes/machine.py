@@ -38,6 +38,11 @@ def path_of(device: torch.device) -> str:
     return compute_path(device.type, capability, hip)
 
 
+def default_dmpq(path: str) -> DMPQConfig | None:
+    """Activations of 6-bit weights where no node says: INT8 where that is fast, else None, as they come."""
+    return None if path == REFERENCE else DMPQConfig(router="int8")
+
+
 def fit_to_machine(config: DMPQConfig, path: str, compute: str) -> tuple[DMPQConfig, str]:
     """The settings that run on this path, and one line that says what will run.
 

@@ -21,6 +21,7 @@ from ..sixbit_core.layout import Stream
 from ..sixbit_core.predictor import Predictor
 from ..sixbit_core.run import RunState
 from . import schedule
+from .machine import default_dmpq, path_of
 from .memory import Demand, demand_of, room_for_cache
 from .predictors import mismatch
 from .reserve import reserved
@@ -52,14 +53,18 @@ def outer_sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
     """OUTER_SAMPLE wrapper: one `RunState` for one sampling run, gone when it ends, however it ends."""
     guider, noise, sigmas = executor.class_obj, args[0], args[3]
     original = guider.model_options
+    patcher = guider.model_patcher
     settings = settings_in(original)
-    if not settings.active:
+    dmpq = settings.dmpq
+    if dmpq is None and settings.six_bit:
+        dmpq = default_dmpq(path_of(patcher.load_device))
+    if dmpq is None and settings.cache is None:
         return executor(*args, **kwargs)
     if settings.cache is not None and original.get("context_handler") is not None:
         raise ValueError(
             "Temporal Delta Cache cannot tell context windows apart; take one of the two out of the graph"
         )
-    if guider.model_patcher.get_additional_models_with_key("multigpu"):
+    if patcher.get_additional_models_with_key("multigpu"):
         raise ValueError(
             "the 6Bit nodes decide for one GPU; take the node that spreads sampling over several out"
         )
@@ -68,10 +73,9 @@ def outer_sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
         logging.warning(
             f"6Bit: {_STEP_CACHE} skips whole evaluations that the delta cache never sees; use one of the two"
         )
-    patcher = guider.model_patcher
     demand = demand_of(patcher, noise.shape, _conditionings(guider))
     cache = _placed(settings.cache, demand, patcher)
-    state = RunState(layout(patcher.model.diffusion_model.blocks), settings.dmpq, cache, settings.predictor)
+    state = RunState(layout(patcher.model.diffusion_model.blocks), dmpq, cache, settings.predictor)
     if state.note:
         logging.info(f"6Bit: {state.note}")
     if line := _unlike_calibration(state, settings.predictor, len(sigmas) - 1, noise.shape):

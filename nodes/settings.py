@@ -1,4 +1,4 @@
-"""What the nodes of this pack asked of a MODEL, and the report of its last run."""
+"""What was asked of a MODEL by the loader and the nodes of this pack, and the report of its last run."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,16 +19,17 @@ class Journal:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the nodes asked for; None where one was not used."""
+    """What was asked for; None where a node was not used.
+
+    Attributes:
+        six_bit: the weights are NVFP4, so that activations follow the machine where `dmpq` is None.
+    """
 
     dmpq: DMPQConfig | None = None
     cache: DeltaCacheConfig | None = None
     predictor: Predictor | None = None
     journal: Journal = field(default_factory=Journal)
-
-    @property
-    def active(self) -> bool:
-        return self.dmpq is not None or self.cache is not None
+    six_bit: bool = False
 
 
 def settings_in(model_options: dict[str, Any]) -> Settings:

@@ -3,16 +3,15 @@
 A block whose Linears are all 6-bit is computed by the core's `block_forward`, on weights that the host lends
 for the call and with the host's attention. Any other, and one that another pack has put something on, runs as
 the host has it, the product of each 6-bit Linear through the run. `forward` of a block and `product` of a
-Linear are set in their `__dict__` in try/finally; what stood there comes back.
+Linear are `borrowed`; what stood there comes back.
 
 Nothing of a run is traced by torch.compile: decisions change from step to step, and a trace would be made
 anew for each. Blocks whose Linears the run leaves alone are compiled one by one, as the MODEL's compile node
 asked.
 """
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
 
@@ -23,11 +22,11 @@ from torch import nn
 from ..sixbit_core.block import BlockLinear, BlockParts, Norm, block_forward, block_parts
 from ..sixbit_core.layout import BlockLayout
 from ..sixbit_core.run import Pair, RunState, run_block
+from .borrow import borrowed
 from .linear import QuantizedLinear, lent
 
 KINDS = ("q", "k", "v", "attn_out", "ff_proj", "ff_out")
 _CALLED = ("norm1.linear", "norm2.linear")  # by `block_forward`, as the modules they are
-_lock = threading.RLock()  # a host may call clones of one model from several threads
 
 
 def layout(blocks: Sequence[nn.Module]) -> BlockLayout:
@@ -38,27 +37,15 @@ def layout(blocks: Sequence[nn.Module]) -> BlockLayout:
     )
 
 
-@contextmanager
-def deciding(run: RunState, blocks: Sequence[nn.Module], compiler: dict[str, Any] | None) -> Iterator[None]:
+def deciding(
+    run: RunState, blocks: Sequence[nn.Module], compiler: dict[str, Any] | None
+) -> AbstractContextManager[None]:
     """Every block call inside goes through `run_block`, every product of a 6-bit Linear through the run.
 
     Args:
         compiler: arguments of torch.compile for the blocks; None leaves them as they are.
     """
-    before: list[tuple[dict[str, Any], str, Callable | None]] = []
-    with _lock:
-        try:
-            for module, name, value in _changes(run, blocks, compiler):
-                own = module.__dict__
-                before.append((own, name, own.get(name)))
-                own[name] = value
-            yield
-        finally:
-            for own, name, value in before:
-                if value is None:
-                    own.pop(name, None)
-                else:
-                    own[name] = value
+    return borrowed(_changes(run, blocks, compiler))
 
 
 def _changes(

@@ -310,6 +310,31 @@ def routed(model, router: str = "int8"):
 
 
 @check
+def six_bit_activations_follow_the_machine() -> list[str]:
+    bad, model, run = [], load("tiny/", "6-bit"), pack("nodes.run")
+    plain, int8 = sample(model), sample(routed(model))
+    own, run.path_of = run.path_of, lambda device: "int8"
+    try:
+        alone = sample(model)
+        if not equal(alone, int8) or equal(alone, plain):
+            bad.append("a GPU with INT8 units does not run INT8")
+        if report(model).average_activation_bits != 8 or not clean(model):
+            bad.append("no report, or something is left")
+        skipping = cached(model)
+        sample(skipping)
+        if not (report(skipping).skipped_fraction > 0 and report(skipping).average_activation_bits == 8):
+            bad.append("no INT8 beside the cache")
+        if not equal(sample(routed(model, "bf16")), plain):
+            bad.append("router bf16 does not leave activations as they come")
+        stored = load()
+        if not equal(sample(stored), sample(TDC.execute(stored, "off").args[0])):
+            bad.append("16-bit weights are touched")
+    finally:
+        run.path_of = own
+    return bad
+
+
+@check
 def six_bit_blocks_are_fused() -> list[str]:
     bad, model = [], load("tiny/", "6-bit")
     attended = []
