@@ -7,7 +7,7 @@ from typing import Any
 import comfy.model_management
 import torch
 
-from ..sixbit_core.delta_cache import bytes_needed, resolve_location
+from ..sixbit_core.delta_cache import bytes_needed, bytes_on_gpu, resolve_location
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,10 @@ class Demand:
     def cache(self, location: str) -> int:
         """Bytes of a full delta cache in a location."""
         return bytes_needed(location, self.tokens, self.width, self.blocks, self.streams, self.dtype)
+
+    def cache_on_gpu(self, location: str) -> int:
+        """Those of them that are on the GPU."""
+        return bytes_on_gpu(location, self.tokens, self.width, self.blocks, self.streams, self.dtype)
 
     def place(self, location: str, room: int | None) -> str:
         """Location "auto" settled for a room in bytes; None is a device without memory of its own."""

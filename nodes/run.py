@@ -83,7 +83,7 @@ def outer_sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
     free = comfy.model_management.get_free_memory(patcher.load_device)
     logging.info(status_line(patcher.load_device, state.dmpq, cache, demand, free))
     last_sigma = float(sigmas[-2]) if len(sigmas) > 1 else float(sigmas[-1])
-    held = 0 if cache is None or cache.location == "host" else demand.cache(cache.location)
+    held = 0 if cache is None else demand.cache_on_gpu(cache.location)
     options["transformer_options"][RUN] = ActiveRun(state, last_sigma, held, _compiler(original))
     guider.model_options = options
     try:

@@ -25,9 +25,8 @@ def status_line(
     parts = [f"weights {_size(demand.weights)}", f"sampling {_size(demand.sampling)}"]
     needed = demand.weights + demand.sampling
     if cache is not None:
-        held = demand.cache(cache.location)
-        parts.append(f"delta cache up to {_size(held)} ({cache.location})")
-        needed += 0 if cache.location == "host" else held
+        parts.append(f"delta cache up to {_size(demand.cache(cache.location))} ({cache.location})")
+        needed += demand.cache_on_gpu(cache.location)
     words.append(f"needs {_size(needed)} ({', '.join(parts)}), {_size(free)} free")
     words.append("tuning 0 s")
     return "6Bit: " + "; ".join([*words, backend_line()])

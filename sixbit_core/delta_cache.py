@@ -4,16 +4,18 @@ One Δ per block and stream is enough: the change r = ‖Δ_new − Δ_old‖₂
 while the newer is made. Source: 6Bit-Diffusion (arXiv 2603.18742), TDC.
 
 Where Δ waits is a row of `CODECS`: as it comes ("gpu"), rounded to INT8 or NVFP4 row by row, or in host
-memory. A rounded Δ is off by its rounding error q, which would pass for change: q is measured when Δ is
-stored and taken out, r = sqrt(max(r_measured² − q², 0)), since rounding errors do not correlate with Δ.
+memory, fetched ahead of its use (`courier`). A rounded Δ is off by its rounding error q, which would pass for
+change: q is measured when Δ is stored and taken out, r = sqrt(max(r_measured² − q², 0)), since rounding
+errors do not correlate with Δ.
 """
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from ..kernels import apply_delta, block_measures, dequantize_nvfp4, quantize_int8, quantize_nvfp4
+from .courier import Courier, bytes_on_device
 from .layout import Stream
 
 Payload = tuple[torch.Tensor, ...]
@@ -22,39 +24,40 @@ Shape = tuple[int, int, int]  # video tokens, text tokens, width
 
 @dataclass(frozen=True)
 class Codec:
-    """How Δ, (rows, width), is kept: to a payload and back, and the bytes of one row."""
+    """How Δ, (rows, width), is kept: to a payload and back, and the bytes of one row.
+
+    Attributes:
+        away: it waits in host memory, as it comes.
+    """
 
     encode: Callable[[torch.Tensor], Payload]
-    decode: Callable[[Payload, torch.dtype, torch.device], torch.Tensor]
+    decode: Callable[[Payload, torch.dtype], torch.Tensor]
     row_bytes: Callable[[int, int], int]  # (width, bytes of one input value)
     exact: bool
+    away: bool = False
 
 
+_AS_IT_COMES = Codec(
+    encode=lambda delta: (delta,),
+    decode=lambda payload, dtype: payload[0],
+    row_bytes=lambda width, itemsize: width * itemsize,
+    exact=True,
+)
 CODECS: dict[str, Codec] = {
-    "gpu": Codec(
-        encode=lambda delta: (delta,),
-        decode=lambda payload, dtype, device: payload[0],
-        row_bytes=lambda width, itemsize: width * itemsize,
-        exact=True,
-    ),
+    "gpu": _AS_IT_COMES,
     "gpu-int8": Codec(
         encode=quantize_int8,
-        decode=lambda payload, dtype, device: (payload[0] * payload[1]).to(dtype),
+        decode=lambda payload, dtype: (payload[0] * payload[1]).to(dtype),
         row_bytes=lambda width, itemsize: width + 4,
         exact=False,
     ),
     "gpu-nvfp4": Codec(
         encode=lambda delta: quantize_nvfp4(delta, per_row=True),
-        decode=lambda payload, dtype, device: dequantize_nvfp4(*payload, dtype=dtype),
+        decode=lambda payload, dtype: dequantize_nvfp4(*payload, dtype=dtype),
         row_bytes=lambda width, itemsize: width // 2 + width // 16 + 4,
         exact=False,
     ),
-    "host": Codec(
-        encode=lambda delta: (_to_host(delta),),
-        decode=lambda payload, dtype, device: payload[0].to(device, non_blocking=True),
-        row_bytes=lambda width, itemsize: width * itemsize,
-        exact=True,
-    ),
+    "host": replace(_AS_IT_COMES, away=True),
 }
 
 
@@ -88,9 +91,20 @@ def bytes_needed(
     return codec.row_bytes(width, dtype.itemsize) * tokens * blocks * streams
 
 
+def bytes_on_gpu(
+    location: str, tokens: int, width: int, blocks: int, streams: int, dtype: torch.dtype
+) -> int:
+    """Bytes of `bytes_needed`, which see, that are on the GPU: where Δ is away, of those on their way."""
+    total = bytes_needed(location, tokens, width, blocks, streams, dtype)
+    if not CODECS[resolve_location(location)].away:
+        return total
+    return bytes_on_device(total // (blocks * streams))
+
+
 @dataclass
 class _Entry:
-    payload: Payload
+    payload: Payload  # empty where it is away
+    bytes: int
     shape: Shape
     dtype: torch.dtype
     device: torch.device
@@ -109,6 +123,7 @@ class DeltaCache:
     def reset(self) -> None:
         """Forget every residual. The only place that names the fields."""
         self._entries: dict[tuple[int, Stream], _Entry] = {}
+        self._courier = Courier()
         self.bytes = 0
         self.peak_bytes = 0
 
@@ -121,6 +136,12 @@ class DeltaCache:
             return True
         self._drop((block, stream))
         return False
+
+    def expect(self, streams: Sequence[Stream]) -> None:
+        """Say that all blocks will be asked about these streams, block by block."""
+        if self._codec.away:
+            blocks = sorted({block for block, _ in self._entries})
+            self._courier.expect((block, stream) for block in blocks for stream in streams)
 
     def evaluation(self, block: int, stream: Stream) -> int:
         """The evaluation at which the kept Δ was made. KeyError if there is none."""
@@ -136,7 +157,7 @@ class DeltaCache:
             (2,) float32 on the device, the change not yet divided by the evaluations in between.
         """
         entry = self._entries[block, stream]
-        previous = self._decode(entry)[: inp.shape[0]]
+        previous = self._decode((block, stream))[: inp.shape[0]]
         measures = block_measures(inp[None], out[None], previous[None])[0]
         if entry.rounding is None:
             return measures
@@ -157,25 +178,34 @@ class DeltaCache:
             evaluation: the present one.
             inp, out: (video (N, D), text (T, D)) of one stream before and after the block.
         """
-        video, text = inp
-        delta = video.new_empty((video.shape[0] + text.shape[0], video.shape[1]))
+        key, (video, text) = (block, stream), inp
+        shape = video.shape[0] + text.shape[0], video.shape[1]
+        if self._codec.away:
+            delta = self._courier.outgoing(shape, video.dtype, video.device)
+        else:
+            delta = video.new_empty(shape)
         torch.sub(out[0], video, out=delta[: video.shape[0]])
         torch.sub(out[1], text, out=delta[video.shape[0] :])
-        self._drop((block, stream))
-        payload = self._codec.encode(delta)
-        entry = _Entry(payload, _shape(video, text), video.dtype, video.device, evaluation, None)
+        self._forget(key)
+        if self._codec.away:
+            payload, size = (), delta.nbytes
+            self._courier.send(key, delta)
+        else:
+            payload = self._codec.encode(delta)
+            size = sum(part.nbytes for part in payload)
+        entry = _Entry(payload, size, _shape(video, text), video.dtype, video.device, evaluation, None)
+        self._entries[key] = entry
         if not self._codec.exact:
-            kept = self._decode(entry)[: video.shape[0]]
+            kept = self._decode(key)[: video.shape[0]]
             entry.rounding = block_measures(video[None], out[0][None], kept[None])[0, 1:]
-        self._entries[block, stream] = entry
-        self.bytes += _payload_bytes(payload)
+        self.bytes += size
         self.peak_bytes = max(self.peak_bytes, self.bytes)
 
     def apply(
         self, block: int, stream: Stream, video: torch.Tensor, text: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`video` (N, D) and `text` (T, D) plus the kept Δ, as new tensors. KeyError if none is kept."""
-        delta = self._decode(self._entries[block, stream])
+        delta = self._decode((block, stream))
         tokens = video.shape[0]
         return apply_delta(video, delta[:tokens]), apply_delta(text, delta[tokens:])
 
@@ -184,24 +214,26 @@ class DeltaCache:
         for key in [key for key in self._entries if key[1] not in streams]:
             self._drop(key)
 
-    def _decode(self, entry: _Entry) -> torch.Tensor:
-        return self._codec.decode(entry.payload, entry.dtype, entry.device)
+    def clear(self) -> None:
+        """Free every tensor. `peak_bytes` stays."""
+        self.keep(())
+        self._courier = Courier()
+
+    def _decode(self, key: tuple[int, Stream]) -> torch.Tensor:
+        """The kept Δ; one that was away is valid until the next is asked for."""
+        entry = self._entries[key]
+        payload = (self._courier.fetch(key),) if self._codec.away else entry.payload
+        return self._codec.decode(payload, entry.dtype)
 
     def _drop(self, key: tuple[int, Stream]) -> None:
+        self._forget(key)
+        self._courier.drop(key)
+
+    def _forget(self, key: tuple[int, Stream]) -> None:
         entry = self._entries.pop(key, None)
         if entry is not None:
-            self.bytes -= _payload_bytes(entry.payload)
+            self.bytes -= entry.bytes
 
 
 def _shape(video: torch.Tensor, text: torch.Tensor) -> Shape:
     return video.shape[0], text.shape[0], video.shape[1]
-
-
-def _payload_bytes(payload: Payload) -> int:
-    return sum(part.numel() * part.element_size() for part in payload)
-
-
-def _to_host(delta: torch.Tensor) -> torch.Tensor:
-    """A copy in host memory, pinned where it comes from a GPU; the copy is in stream order, unwaited."""
-    host = torch.empty(delta.shape, dtype=delta.dtype, pin_memory=delta.is_cuda)
-    return host.copy_(delta, non_blocking=True)

@@ -117,6 +117,8 @@ class RunState:
         self._seen.update(streams)
         self._streams = tuple(streams)
         self._ledger.saw_streams(len(self._seen))
+        if self._deltas is not None:
+            self._deltas.expect(self._streams)
 
     def linear(
         self,
@@ -221,7 +223,7 @@ class RunState:
         """Free every tensor. The report stays; nothing else may be called."""
         self._observer.reset()
         if self._deltas is not None:
-            self._deltas.keep(())
+            self._deltas.clear()
         self._closed = True
 
     def _begin_evaluation(self, progress: float, last: bool) -> None:

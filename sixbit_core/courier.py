@@ -1,0 +1,234 @@
+"""Tensors that wait in host memory, carried there and back beside the work of a GPU.
+
+Python runs far ahead of a GPU, so buffers made anew for each tensor would pile up on it. A few slots, one
+ring for each direction, bound what is on its way; a slot is used again after an event, for which streams wait
+and Python never does. Each direction has a stream of its own. On a CPU all of it is plain copies, in the same
+order through the same slots.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+
+AHEAD_BYTES = 512 * 2**20  # of tensors fetched before they are asked for: 2 blocks of the 5B with guidance
+MOST_AHEAD = 8
+FEWEST_AHEAD = 2
+OUTGOING = 2
+
+
+def slots_ahead(size: int) -> int:
+    """Tensors of `size` bytes that are fetched ahead at most."""
+    return min(max(AHEAD_BYTES // max(size, 1), FEWEST_AHEAD), MOST_AHEAD)
+
+
+def bytes_on_device(size: int) -> int:
+    """What a courier of tensors of `size` bytes takes on the device."""
+    return (slots_ahead(size) + 1 + OUTGOING) * size
+
+
+@dataclass
+class _Slot:
+    bytes: torch.Tensor  # (n,) uint8 on the device
+    free: torch.cuda.Event | None = None  # after it the slot may be written
+
+    def like(self, host: torch.Tensor) -> torch.Tensor:
+        """The slot seen as a tensor of the shape and type of `host`."""
+        return self.bytes.view(host.dtype).view(host.shape)
+
+
+@dataclass
+class _Ring:
+    """Slots for tensors of one size on one device."""
+
+    outgoing: deque[_Slot]
+    idle: deque[_Slot]  # of those for what comes in
+
+
+@dataclass
+class _Parcel:
+    host: torch.Tensor
+    device: torch.device
+    written: torch.cuda.Event | None = None  # the copy in host memory is whole after it
+
+
+@dataclass
+class _Streams:
+    """The two directions of one device; None without one that has streams."""
+
+    out: torch.cuda.Stream | None = None
+    back: torch.cuda.Stream | None = None
+
+
+@dataclass
+class _Coming:
+    slot: _Slot
+    arrived: torch.cuda.Event | None
+
+
+@dataclass
+class Courier:
+    """Keeps tensors in host memory under keys. What is `expect`ed is fetched ahead of being asked for."""
+
+    _parcels: dict[Hashable, _Parcel] = field(default_factory=dict)
+    _rings: dict[tuple[torch.device, int], _Ring] = field(default_factory=dict)
+    _streams: dict[torch.device, _Streams] = field(default_factory=dict)
+    _queue: deque[Hashable] = field(default_factory=deque)
+    _coming: dict[Hashable, _Coming] = field(default_factory=dict)
+    _lent: tuple[_Ring, _Slot] | None = None
+
+    def outgoing(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """An empty tensor on the device to fill and `send`, at once: its memory is used again."""
+        size = torch.Size(shape).numel() * dtype.itemsize
+        slot = self._ring(device, size).outgoing[0]
+        _wait(device, slot.free)
+        return slot.bytes.view(dtype).view(shape)
+
+    def send(self, key: Hashable, x: torch.Tensor) -> None:
+        """Keep `x`, which `outgoing` gave, under `key`, in place of what was there."""
+        device = x.device
+        ring = self._ring(device, x.nbytes)
+        slot = ring.outgoing[0]
+        ring.outgoing.rotate(-1)
+        old = self._parcels.get(key)
+        if old is None or old.host.shape != x.shape or old.host.dtype != x.dtype:
+            self.drop(key)
+            host = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
+            old = self._parcels[key] = _Parcel(host, device)
+        elif key in self._coming:
+            self._recall(key)
+        stream = self._of(device).out
+        _wait_for_main(device, stream)
+        with _on(stream):
+            old.host.copy_(x, non_blocking=True)
+        old.written = slot.free = _mark(stream)
+
+    def expect(self, keys: Iterable[Hashable]) -> None:
+        """Say what will be fetched next, in this order; keys that hold nothing are passed over."""
+        for key in list(self._coming):
+            self._recall(key)
+        self._queue = deque(key for key in keys if key in self._parcels)
+        self._start()
+
+    def fetch(self, key: Hashable) -> torch.Tensor:
+        """What is kept under `key`, on its device, until the next `fetch`. KeyError if there is none."""
+        parcel = self._parcels[key]
+        self._release()
+        if key not in self._coming:
+            self._make_room(parcel)
+            self._begin(key)
+        coming = self._coming.pop(key)
+        _wait(parcel.device, coming.arrived)
+        self._lent = self._ring(parcel.device, parcel.host.nbytes), coming.slot
+        self._start()
+        return coming.slot.like(parcel.host)
+
+    def drop(self, key: Hashable) -> None:
+        """Forget what is kept under `key`, if anything is."""
+        if key in self._coming:
+            self._recall(key)
+        self._parcels.pop(key, None)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._parcels
+
+    def _start(self) -> None:
+        """Fetch ahead while slots are idle."""
+        while self._queue:
+            key = self._queue[0]
+            parcel = self._parcels.get(key)
+            if parcel is not None and key not in self._coming:
+                if not self._ring(parcel.device, parcel.host.nbytes).idle:
+                    return
+                self._begin(key)
+            self._queue.popleft()
+
+    def _begin(self, key: Hashable) -> None:
+        parcel = self._parcels[key]
+        slot = self._ring(parcel.device, parcel.host.nbytes).idle.popleft()
+        stream = self._of(parcel.device).back
+        with _on(stream):
+            for event in (slot.free, parcel.written):
+                if stream is not None and event is not None:
+                    stream.wait_event(event)
+            slot.like(parcel.host).copy_(parcel.host, non_blocking=True)
+        self._coming[key] = _Coming(slot, _mark(stream))
+
+    def _make_room(self, parcel: _Parcel) -> None:
+        """See to it that a slot of the parcel's size is idle: what was fetched last can be fetched again."""
+        ring = self._ring(parcel.device, parcel.host.nbytes)
+        if not ring.idle:
+            same = [key for key in self._coming if self._parcels[key].host.nbytes == parcel.host.nbytes]
+            self._recall(same[-1])
+            self._queue.appendleft(same[-1])
+
+    def _recall(self, key: Hashable) -> None:
+        """Give up what was fetched ahead. The main stream waits for it, and so whatever follows there does."""
+        coming, parcel = self._coming.pop(key), self._parcels[key]
+        _wait(parcel.device, coming.arrived)
+        coming.slot.free = coming.arrived
+        self._ring(parcel.device, parcel.host.nbytes).idle.append(coming.slot)
+
+    def _release(self) -> None:
+        """What the last `fetch` gave has been used by all that is queued on the main stream by now."""
+        if self._lent is not None:
+            ring, slot = self._lent
+            if slot.bytes.is_cuda:
+                slot.free = torch.cuda.current_stream(slot.bytes.device).record_event()
+            ring.idle.append(slot)
+            self._lent = None
+
+    def _ring(self, device: torch.device, size: int) -> _Ring:
+        ring = self._rings.get((device, size))
+        if ring is None:
+            streams = self._of(device)
+            ring = self._rings[device, size] = _Ring(
+                _slots(OUTGOING, size, device, streams.out),
+                _slots(slots_ahead(size) + 1, size, device, streams.back),  # one is lent, the others come
+            )
+        return ring
+
+    def _of(self, device: torch.device) -> _Streams:
+        if device not in self._streams:
+            cuda = device.type == "cuda"
+            self._streams[device] = (
+                _Streams(torch.cuda.Stream(device), torch.cuda.Stream(device)) if cuda else _Streams()
+            )
+        return self._streams[device]
+
+
+def _slots(count: int, size: int, device: torch.device, stream: torch.cuda.Stream | None) -> deque[_Slot]:
+    """Slots that `stream` uses beside the main one, in whose order their memory was used before."""
+    slots: deque[_Slot] = deque()
+    for _ in range(count):
+        memory = torch.empty(size, dtype=torch.uint8, device=device)
+        free = None
+        if stream is not None:
+            memory.record_stream(stream)
+            free = torch.cuda.current_stream(device).record_event()
+        slots.append(_Slot(memory, free))
+    return slots
+
+
+def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager:
+    return nullcontext() if stream is None else torch.cuda.stream(stream)
+
+
+def _mark(stream: torch.cuda.Stream | None) -> torch.cuda.Event | None:
+    return None if stream is None else stream.record_event()
+
+
+def _wait(device: torch.device, event: torch.cuda.Event | None) -> None:
+    """The main stream waits."""
+    if event is not None:
+        torch.cuda.current_stream(device).wait_event(event)
+
+
+def _wait_for_main(device: torch.device, stream: torch.cuda.Stream | None) -> None:
+    """`stream` waits for what is queued on the main one."""
+    if stream is not None:
+        stream.wait_stream(torch.cuda.current_stream(device))

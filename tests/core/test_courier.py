@@ -1,0 +1,75 @@
+import random
+
+import pytest
+import torch
+from sixbit_diffusion.sixbit_core import courier as module
+from sixbit_diffusion.sixbit_core.courier import Courier, bytes_on_device, slots_ahead
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def send(courier: Courier, key: object, value: float, device: str, size: int = 64) -> None:
+    x = courier.outgoing(
+        (size,), torch.float32, torch.device(device, 0) if device == "cuda" else torch.device(device)
+    )
+    x.fill_(value)
+    courier.send(key, x)
+
+
+def held(courier: Courier, key: object) -> float:
+    found = courier.fetch(key).unique()
+    assert found.numel() == 1
+    return float(found)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_is_asked_for_in_whatever_order_is_what_was_sent(device, seed):
+    courier, expected, rng = Courier(), {}, random.Random(seed)
+    for turn in range(40):
+        courier.expect(rng.sample(range(30), 20))
+        for _ in range(30):
+            key, size = rng.randrange(30), 64 if seed < 3 else rng.choice([64, 1 << 14])
+            move = rng.choice(["send", "fetch", "fetch", "drop"])
+            if move == "send":
+                expected[key] = turn * 100.0 + key
+                send(courier, key, expected[key], device, size)
+            elif move == "drop":
+                expected.pop(key, None)
+                courier.drop(key)
+            elif key in expected:
+                assert held(courier, key) == expected[key]
+            assert (key in courier) == (key in expected)
+
+
+def test_what_is_expected_is_under_way_before_it_is_asked_for(monkeypatch):
+    monkeypatch.setattr(module, "AHEAD_BYTES", 3 * 256)
+    courier, begun = Courier(), []
+    begin = Courier._begin
+    monkeypatch.setattr(Courier, "_begin", lambda self, key: (begun.append(key), begin(self, key)))
+    for key in range(6):
+        send(courier, key, key, "cpu")
+    courier.expect([0, 1, 9, 2, 3, 4, 5])
+    ahead = slots_ahead(256)
+    assert ahead == 3 and begun == [0, 1, 2, 3]  # one slot more, which a fetch lends out
+    assert held(courier, 0) == 0 and begun == [0, 1, 2, 3]
+    assert held(courier, 1) == 1 and begun == [0, 1, 2, 3, 4]
+    assert [held(courier, key) for key in (2, 3, 4, 5)] == [2, 3, 4, 5] and begun == list(range(6))
+
+
+def test_what_is_on_the_device_is_bounded(monkeypatch):
+    monkeypatch.setattr(module, "AHEAD_BYTES", 4 * 256)
+    courier = Courier()
+    for turn in range(3):
+        for key in range(50):
+            send(courier, key, turn, "cpu")
+        courier.expect(range(50))
+        assert all(held(courier, key) == turn for key in range(50))
+    slots = [slot for ring in courier._rings.values() for slot in (*ring.outgoing, *ring.idle)]
+    slots += [coming.slot for coming in courier._coming.values()] + [courier._lent[1]]
+    assert sum(slot.bytes.nbytes for slot in slots) == bytes_on_device(256)
+
+
+def test_nothing_there_is_a_key_error():
+    with pytest.raises(KeyError):
+        Courier().fetch("a")
