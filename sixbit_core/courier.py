@@ -167,7 +167,7 @@ class Courier:
             self._queue.appendleft(same[-1])
 
     def _recall(self, key: Hashable) -> None:
-        """Give up what was fetched ahead. The main stream waits for it, and so whatever follows there does."""
+        """Give up what was fetched ahead. The main stream waits for it, and so does what follows there."""
         coming, parcel = self._coming.pop(key), self._parcels[key]
         _wait(parcel.device, coming.arrived)
         coming.slot.free = coming.arrived
