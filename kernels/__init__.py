@@ -20,7 +20,7 @@ from .fused import gate_residual, gelu_int8, norm_modulate, norm_modulate_int8
 from .hadamard import block_hadamard, hadamard_block_size, hadamard_quantize_int8, hadamard_quantize_nvfp4
 from .int8 import quantize_int8
 from .linear import int8_linear, linear_w4a4, linear_w4a8, linear_w4a16
-from .measures import block_measures, outlier_ratio
+from .measures import block_measures, magnitudes, outlier_ratio, ratio_of
 from .nvfp4 import dequantize_nvfp4, quantize_nvfp4
 from .rotary import norm_rotary_
 from .scale_tiles import tile_scales, untile_scales
@@ -57,12 +57,14 @@ __all__ = [
     "linear_w4a4",
     "linear_w4a8",
     "linear_w4a16",
+    "magnitudes",
     "norm_modulate",
     "norm_modulate_int8",
     "norm_rotary_",
     "outlier_ratio",
     "quantize_int8",
     "quantize_nvfp4",
+    "ratio_of",
     "tile_scales",
     "untile_scales",
     "use_backend",

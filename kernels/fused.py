@@ -8,17 +8,17 @@ and go out as two tensors. scale, shift and gate are (B, 2, D): [:, 0] for the v
 Everything is computed in float32 and rounded once, but for factor = weight (1 + scale) and offset = bias (1 +
 scale) + shift, one of each per column, which are rounded to the type of x as well. The forms that quantize
 are, by definition, the same numbers, rounded to the type of x, then `hadamard_quantize_int8`; with `outliers`
-they also give `outlier_ratio` of what is quantized, before its rotation.
+they also give the `magnitudes` of what is quantized, before its rotation: the parts of its `outlier_ratio`.
 """
 
 from __future__ import annotations
 
 import torch
 
-from .checks import check_block, check_float, check_shape, check_streams
+from .checks import check_block, check_float, check_shape, check_streams, describe
 from .dispatch import Op
 from .hadamard import hadamard_quantize_int8
-from .measures import outlier_ratio
+from .measures import magnitudes
 
 Quantized = tuple[torch.Tensor, ...]
 
@@ -75,11 +75,11 @@ def norm_modulate_int8(
     Args:
         text, video, weight, bias, eps, scale, shift: as `norm_modulate`.
         block: of the rotation, a power of two, at most 128, that divides D; 0 or 1 means no rotation.
-        outliers: also measure the outlier ratio of each batch item.
+        outliers: also measure the magnitudes of each batch item.
 
     Returns:
         q (B * (T + V), D) int8 and its scale (B * (T + V), 1) float32, as `hadamard_quantize_int8`; and with
-        `outliers` the ratio, (B,) float32.
+        `outliers` the `magnitudes`, (B, 2) float32.
 
     Raises:
         ValueError: if types or shapes do not belong together, or a block cannot tile D.
@@ -90,23 +90,34 @@ def norm_modulate_int8(
 
 
 @Op
-def gelu_int8(x: torch.Tensor, block: int, outliers: bool = False) -> Quantized:
+def gelu_int8(
+    x: torch.Tensor,
+    block: int,
+    outliers: bool = False,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> Quantized:
     """GELU (tanh), rounded to the type of x, rotated in blocks of `block` and quantized to INT8 by rows.
 
     Args:
         x: (B, N, K) float16, bfloat16 or float32.
         block: of the rotation, a power of two, at most 128, that divides K; 0 or 1 means no rotation.
-        outliers: also measure the outlier ratio of the GELU's output, of each batch item.
+        outliers: also measure the magnitudes of the GELU's output, of each batch item.
+        out: contiguous tensors to put q and its scale into, in place of new ones.
 
     Returns:
         q (B * N, K) int8 and its scale (B * N, 1) float32, as `hadamard_quantize_int8`; and with `outliers`
-        the ratio, (B,) float32.
+        the `magnitudes`, (B, 2) float32.
 
     Raises:
-        ValueError: wrong type or rank, or a block that cannot tile K.
+        ValueError: wrong type or rank, a block that cannot tile K, or an `out` of another size.
     """
-    check_gelu(x, block)
-    return _quantize(torch.nn.functional.gelu(x.float(), approximate="tanh").to(x.dtype), block, outliers)
+    check_gelu(x, block, out)
+    made = _quantize(torch.nn.functional.gelu(x.float(), approximate="tanh").to(x.dtype), block, outliers)
+    if out is None:
+        return made
+    for place, values in zip(out, made[:2], strict=True):
+        place.copy_(values)
+    return (*out, *made[2:])
 
 
 @Op
@@ -161,10 +172,16 @@ def check_norm_modulate(
         check_shape(name, what, modulation, (batch, 2, width))
 
 
-def check_gelu(x: torch.Tensor, block: int) -> None:
+def check_gelu(x: torch.Tensor, block: int, out: tuple[torch.Tensor, torch.Tensor] | None) -> None:
     """What `gelu_int8` and its twins refuse."""
     check_float("gelu_int8", x, ndim=3)
     check_block("gelu_int8", x.shape[2], block)
+    rows = x.shape[0] * x.shape[1]
+    for place, dtype, width in zip(out or (), (torch.int8, torch.float32), (x.shape[2], 1), strict=False):
+        if place.dtype != dtype or place.shape != (rows, width) or not place.is_contiguous():
+            raise ValueError(
+                f"gelu_int8 needs out as contiguous {dtype} {(rows, width)}, got {describe(place)}"
+            )
 
 
 def check_gate_residual(text: torch.Tensor, video: torch.Tensor, y: torch.Tensor, gate: torch.Tensor) -> None:
@@ -177,4 +194,4 @@ def check_gate_residual(text: torch.Tensor, video: torch.Tensor, y: torch.Tensor
 
 def _quantize(x: torch.Tensor, block: int, outliers: bool) -> Quantized:
     q, row_scale = hadamard_quantize_int8(x.flatten(0, 1), block)
-    return (q, row_scale, outlier_ratio(x)) if outliers else (q, row_scale)
+    return (q, row_scale, magnitudes(x)) if outliers else (q, row_scale)

@@ -19,7 +19,7 @@ from .fused import (
     norm_modulate,
     norm_modulate_int8,
 )
-from .measures_triton import finish_outliers
+from .measures_triton import finish_magnitudes
 from .rows_triton import GELU, NORM, launch_rows, padded_width
 from .support_triton import on_device, supported
 
@@ -134,10 +134,15 @@ def norm_modulate_int8_triton(
 
 
 @gelu_int8.register("triton", when=supported)
-def gelu_int8_triton(x: torch.Tensor, block: int, outliers: bool = False) -> Quantized:
-    check_gelu(x, block)
+def gelu_int8_triton(
+    x: torch.Tensor,
+    block: int,
+    outliers: bool = False,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> Quantized:
+    check_gelu(x, block, out)
     x = x.contiguous()
-    return _quantize(x[:, :0], x, GELU, None, 0.0, block, outliers)
+    return _quantize(x[:, :0], x, GELU, None, 0.0, block, outliers, out)
 
 
 def _quantize(
@@ -148,15 +153,18 @@ def _quantize(
     eps: float,
     block: int,
     outliers: bool,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> Quantized:
     batch, tokens, width = video.shape
     rows = batch * (text.shape[1] + tokens)
-    q = torch.empty((rows, width), dtype=torch.int8, device=video.device)
-    row_scale = torch.empty((rows, 1), dtype=torch.float32, device=video.device)
+    q, row_scale = out or (
+        torch.empty((rows, width), dtype=torch.int8, device=video.device),
+        torch.empty((rows, 1), dtype=torch.float32, device=video.device),
+    )
     partial = launch_rows(text, video, q, prologue, coefficients, eps, row_scale, block, outliers)
     if not outliers:
         return q, row_scale
-    return q, row_scale, finish_outliers(partial, rows // batch * width)
+    return q, row_scale, finish_magnitudes(partial, rows // batch * width)
 
 
 def _coefficients(

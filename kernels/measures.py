@@ -2,6 +2,7 @@
 
     gamma  = sum |Y - X| / sum |X|                                  (6Bit-Diffusion, arXiv 2603.18742)
     change = ||(Y - X) - D||_2 / ||D||_2                            D: the block's earlier residual
+    magnitudes = max |x|, mean |x|
     outlier ratio = max |x| / mean |x|
 
 X and Y are a block's input and output over the tokens that the caller passes. Divisions are IEEE: by zero
@@ -9,6 +10,8 @@ they give inf, zero by zero gives NaN, which a caller reads as "not known".
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
@@ -44,21 +47,41 @@ def block_measures(
 
 
 @Op
-def outlier_ratio(x: torch.Tensor) -> torch.Tensor:
-    """Largest magnitude over mean magnitude, per batch item.
+def magnitudes(x: torch.Tensor) -> torch.Tensor:
+    """Largest and mean magnitude, per batch item.
 
     Args:
         x: (B, N, K) float16, bfloat16 or float32.
 
     Returns:
-        (B,) float32.
+        (B, 2) float32.
 
     Raises:
         ValueError: wrong type or rank.
     """
-    check_float("outlier_ratio", x, ndim=3)
-    magnitude = x.float().abs()
-    return magnitude.amax(dim=(1, 2)) / magnitude.mean(dim=(1, 2))
+    check_float("magnitudes", x, ndim=3)
+    x = x.float().abs()
+    return torch.stack([x.amax(dim=(1, 2)), x.mean(dim=(1, 2))], dim=1)
+
+
+def outlier_ratio(x: torch.Tensor) -> torch.Tensor:
+    """(B,) float32: largest over mean magnitude of each item; takes and refuses what `magnitudes` does."""
+    return ratio_of([magnitudes(x)])
+
+
+def ratio_of(pieces: Sequence[torch.Tensor], sizes: Sequence[int] = (1,)) -> torch.Tensor:
+    """The outlier ratio (B,) of what was measured in pieces.
+
+    Args:
+        pieces: `magnitudes` (B, 2) of each.
+        sizes: how much each counts: tokens, or any multiple of them.
+    """
+    largest, mean = pieces[0].unbind(1)
+    if len(pieces) > 1:
+        largest = torch.stack([piece[:, 0] for piece in pieces]).amax(dim=0)
+        means = zip(pieces, sizes, strict=True)
+        mean = torch.stack([piece[:, 1] * (size / sum(sizes)) for piece, size in means]).sum(dim=0)
+    return largest / mean
 
 
 def check_measures(inp: torch.Tensor, out: torch.Tensor, previous_delta: torch.Tensor | None) -> None:

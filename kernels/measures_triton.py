@@ -9,7 +9,7 @@ import triton.language as tl
 
 from .checks import check_float
 from .formats_triton import finite_abs
-from .measures import block_measures, check_measures, outlier_ratio
+from .measures import block_measures, check_measures, magnitudes
 from .support_triton import on_device, supported
 
 BLOCK = 2048  # elements at a time; more spills registers
@@ -83,7 +83,7 @@ def block_measures_final_kernel(
 
 
 @triton.jit
-def outlier_partial_kernel(x_ptr, partial_ptr, count, x_stride, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+def magnitudes_partial_kernel(x_ptr, partial_ptr, count, x_stride, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
     # grid: (chunks, B). partial: (B, chunks, 2) maxima and sums of |x|
     item = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0).to(tl.int64) * CHUNK
@@ -100,7 +100,7 @@ def outlier_partial_kernel(x_ptr, partial_ptr, count, x_stride, CHUNK: tl.conste
 
 
 @triton.jit
-def outlier_final_kernel(partial_ptr, result_ptr, chunks, count, BLOCK: tl.constexpr):
+def magnitudes_final_kernel(partial_ptr, result_ptr, chunks, count, BLOCK: tl.constexpr):
     # grid: (B,)
     item = tl.program_id(0).to(tl.int64)
     largest = tl.zeros((BLOCK,), tl.float32)
@@ -111,7 +111,8 @@ def outlier_final_kernel(partial_ptr, result_ptr, chunks, count, BLOCK: tl.const
         largest = tl.maximum(largest, tl.load(at, mask=i < chunks, other=0.0))
         total += tl.load(at + 1, mask=i < chunks, other=0.0)
     mean = tl.sum(total) / count
-    tl.store(result_ptr + item, tl.max(largest) / mean)
+    tl.store(result_ptr + item * 2, tl.max(largest))
+    tl.store(result_ptr + item * 2 + 1, mean)
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:
@@ -152,26 +153,26 @@ def block_measures_triton(
     return result
 
 
-@outlier_ratio.register("triton", when=supported)
-def outlier_ratio_triton(x: torch.Tensor) -> torch.Tensor:
-    check_float("outlier_ratio", x, ndim=3)
+@magnitudes.register("triton", when=supported)
+def magnitudes_triton(x: torch.Tensor) -> torch.Tensor:
+    check_float("magnitudes", x, ndim=3)
     x = _flat(x)
     batch, count = x.shape[0], x.shape[1] * x.shape[2]
     chunks = triton.cdiv(count, CHUNK)
     partial = torch.empty((batch, chunks, 2), dtype=torch.float32, device=x.device)
     with on_device(x):
-        outlier_partial_kernel[(chunks, batch)](
+        magnitudes_partial_kernel[(chunks, batch)](
             x, partial, count, x.stride(0), CHUNK=CHUNK, BLOCK=BLOCK, enable_fp_fusion=False
         )
-    return finish_outliers(partial, count)
+    return finish_magnitudes(partial, count)
 
 
-def finish_outliers(partial: torch.Tensor, count: int) -> torch.Tensor:
-    """(B,) ratios from (B, chunks, 2) maxima and sums of the magnitudes of `count` values each."""
+def finish_magnitudes(partial: torch.Tensor, count: int) -> torch.Tensor:
+    """(B, 2) `magnitudes` from (B, chunks, 2) maxima and sums of those of `count` values each."""
     batch, chunks, _ = partial.shape
-    result = torch.empty((batch,), dtype=torch.float32, device=partial.device)
+    result = torch.empty((batch, 2), dtype=torch.float32, device=partial.device)
     with on_device(partial):
-        outlier_final_kernel[(batch,)](
+        magnitudes_final_kernel[(batch,)](
             partial, result, chunks, count, BLOCK=FINAL_BLOCK, enable_fp_fusion=False
         )
     return result

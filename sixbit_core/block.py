@@ -8,6 +8,9 @@
 Text tokens come before video tokens; scale, shift and gate differ between the two. The format of each linear
 comes from the run, which is told what ran and, where it watches them, the outlier ratios of the inputs.
 A linear in another format than INT8, or whose float input someone wants to see, goes through `run.linear`.
+
+In units of the hidden states (B, N, D) of 16 bits, a block in INT8 holds about 5.5 at the most: in the
+feed-forward 2 in and out, 2 inside, 1.5 of a piece and what it is made of; in the attention 2 and q, k and v.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,18 +25,20 @@ from ..kernels import (
     gelu_int8,
     hadamard_quantize_int8,
     int8_linear,
+    magnitudes,
     norm_modulate,
     norm_modulate_int8,
     norm_rotary_,
-    outlier_ratio,
+    ratio_of,
 )
 from .quantized import QuantizedWeight
 from .run import Pair, RunState
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Rotary = tuple[torch.Tensor, torch.Tensor]
-Quantized = tuple[torch.Tensor, ...]  # values, row scales, and the outlier ratio where it was asked for
+Quantized = tuple[torch.Tensor, ...]  # values, row scales, and the magnitudes where they were asked for
 QKV = ("q", "k", "v")
+PIECE = 9216  # rows of the feed-forward's inside that are there in 16 bits at once, about
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +95,7 @@ class _Input:
     batch: int
     dtype: torch.dtype
     plain: Callable[[], torch.Tensor]
-    quantized: Callable[[int, bool], Quantized]  # (rotation block, whether to give the outlier ratio)
+    quantized: Callable[[int, bool], Quantized]  # (rotation block, whether to give the magnitudes)
 
 
 def block_parts(
@@ -186,36 +191,96 @@ def _feed_forward(
     activated: torch.Tensor,
 ) -> Pair:
     shift, scale, gate = _modulation(parts.modulations[1](activated))
-    y = _project(
-        run,
-        index,
-        parts,
-        ("ff_out",),
-        _activated(
-            _project(run, index, parts, ("ff_proj",), _modulated(parts.norms[1], video, text, scale, shift))
-        ),
-    )
+    x = _modulated(parts.norms[1], video, text, scale, shift)
+    if all(_in_int8(run, index, parts, (kind,)) for kind in ("ff_proj", "ff_out")):
+        y = _feed_forward_int8(run, index, parts, x)
+    else:
+        y = _project(run, index, parts, ("ff_out",), _activated(_project(run, index, parts, ("ff_proj",), x)))
     return gate_residual(text, video, y, gate)
+
+
+def _feed_forward_int8(run: RunState, index: int, parts: BlockParts, x: _Input) -> torch.Tensor:
+    """The two linears and the GELU, (B, N, D); the inside is quantized piece by piece, as it is made."""
+    proj, out = parts.linears["ff_proj"], parts.linears["ff_out"]
+    q, row_scale, *measured = x.quantized(proj.weight.hadamard, run.watches_outliers)
+    tokens = q.shape[0] // x.batch
+    run.ran(index, ("ff_proj",), tokens, ratio_of(measured) if measured else None)
+    inside = q.new_empty((q.shape[0], proj.weight.out_features)), torch.empty_like(row_scale)
+    pieces = _pieces(x.batch, tokens)
+    found = []
+    for first, last in pieces:
+        found += gelu_int8(
+            _int8_product(q[first:last], row_scale[first:last], [proj], x.dtype).view(
+                -1, min(last - first, tokens), inside[0].shape[1]
+            ),
+            out.weight.hadamard,
+            run.watches_outliers,
+            (inside[0][first:last], inside[1][first:last]),
+        )[2:]
+    ratio = _item_ratios(found, pieces, tokens) if found else None
+    run.ran(index, ("ff_out",), tokens, ratio)
+    del q, row_scale
+    return _int8_product(*inside, [out], x.dtype).view(x.batch, tokens, -1)
+
+
+def _pieces(batch: int, tokens: int) -> list[tuple[int, int]]:
+    """First and last row of each piece: all rows, where they are few, else even parts of each item."""
+    if batch * tokens <= PIECE:
+        return [(0, batch * tokens)]
+    size = -(-tokens // -(-tokens // PIECE))
+    return [
+        (item * tokens + first, item * tokens + min(first + size, tokens))
+        for item in range(batch)
+        for first in range(0, tokens, size)
+    ]
+
+
+def _item_ratios(
+    found: Sequence[torch.Tensor], pieces: Sequence[tuple[int, int]], tokens: int
+) -> torch.Tensor:
+    """(B,) outlier ratios from the magnitudes of `_pieces`."""
+    if len(pieces) == 1:
+        return ratio_of(found)
+    items: dict[int, list[int]] = {}
+    for number, (first, _) in enumerate(pieces):
+        items.setdefault(first // tokens, []).append(number)
+    return torch.cat(
+        [
+            ratio_of([found[n] for n in numbers], [pieces[n][1] - pieces[n][0] for n in numbers])
+            for numbers in items.values()
+        ]
+    )
 
 
 def _project(run: RunState, index: int, parts: BlockParts, kinds: tuple[str, ...], x: _Input) -> torch.Tensor:
     """The linears `kinds` on one input, side by side: (B, N, sum of their widths)."""
-    formats, linears = run.formats(index), [parts.linears[kind] for kind in kinds]
-    rotation = linears[0].weight.hadamard
-    if run.wants_inputs or not all(
-        formats[kind] == "int8" and one.branch is None and one.weight.hadamard == rotation
-        for kind, one in zip(kinds, linears, strict=True)
-    ):
+    linears = [parts.linears[kind] for kind in kinds]
+    if not _in_int8(run, index, parts, kinds):
         plain = x.plain()
         outputs = [_product(run, index, kind, one, plain) for kind, one in zip(kinds, linears, strict=True)]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
     batch, dtype = x.batch, x.dtype
-    q, row_scale, *ratio = x.quantized(rotation, run.watches_outliers)
-    del x  # it may hold what was quantized, the widest tensor of a block
-    run.ran(index, kinds, q.shape[0] // batch, ratio[0] if ratio else None)
-    weights = [(one.weight.data, one.weight.scale, one.weight.global_scale) for one in linears]
-    y = int8_linear(q, row_scale, weights, [one.bias for one in linears], dtype)
+    q, row_scale, *measured = x.quantized(linears[0].weight.hadamard, run.watches_outliers)
+    del x  # it may hold what was quantized
+    run.ran(index, kinds, q.shape[0] // batch, ratio_of(measured) if measured else None)
+    y = _int8_product(q, row_scale, linears, dtype)
     return y.view(batch, -1, y.shape[1])
+
+
+def _in_int8(run: RunState, index: int, parts: BlockParts, kinds: Sequence[str]) -> bool:
+    """Whether the linears `kinds` can share one input that is quantized in the pass that makes it."""
+    formats, linears = run.formats(index), [parts.linears[kind] for kind in kinds]
+    return not run.wants_inputs and all(
+        formats[kind] == "int8" and one.branch is None and one.weight.hadamard == linears[0].weight.hadamard
+        for kind, one in zip(kinds, linears, strict=True)
+    )
+
+
+def _int8_product(
+    q: torch.Tensor, row_scale: torch.Tensor, linears: Sequence[BlockLinear], dtype: torch.dtype
+) -> torch.Tensor:
+    weights = [(one.weight.data, one.weight.scale, one.weight.global_scale) for one in linears]
+    return int8_linear(q, row_scale, weights, [one.bias for one in linears], dtype)
 
 
 def _product(run: RunState, index: int, kind: str, linear: BlockLinear, x: torch.Tensor) -> torch.Tensor:
@@ -247,7 +312,7 @@ def _activated(x: torch.Tensor) -> _Input:
 def _as_it_is(x: torch.Tensor) -> _Input:
     def quantized(block: int, outliers: bool) -> Quantized:
         rows = hadamard_quantize_int8(x.view(-1, x.shape[2]), block)
-        return (*rows, outlier_ratio(x)) if outliers else rows
+        return (*rows, magnitudes(x)) if outliers else rows
 
     return _Input(x.shape[0], x.dtype, lambda: x, quantized)
 
@@ -259,7 +324,10 @@ def _attend(parts: BlockParts, qkv: torch.Tensor, rotary: Rotary | None, words: 
     norm_rotary_(qkv, parts.heads, *norms, eps, rotary, words)
     batch, tokens, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
     q, k, v = qkv.view(batch, tokens, 3, parts.heads, -1).permute(2, 0, 3, 1, 4)
-    return parts.attention(q, k, v).transpose(1, 2).reshape(batch, tokens, width)
+    del qkv
+    attended = parts.attention(q, k, v)
+    del q, k, v
+    return attended.transpose(1, 2).reshape(batch, tokens, width)
 
 
 def _modulation(made: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

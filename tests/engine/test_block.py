@@ -202,6 +202,33 @@ def test_the_widest_tensor_is_freed_before_the_next_product(monkeypatch):
     assert len(alive) == 2 and len(products) == 8 and all(all(freed) for freed in products)
 
 
+def test_the_feed_forward_in_pieces_is_the_same(monkeypatch):
+    model = quantized_transformer("5b")
+    cache = DeltaCacheConfig(threshold=0.0)
+    inp = torch.randn(2, 21, 128), torch.randn(2, 3, 128)
+    parts, product = describe(model.transformer_blocks[0], SMALL), block_module.int8_linear
+
+    def result(piece: int):
+        monkeypatch.setattr(block_module, "PIECE", piece)
+        rows: list[int] = []
+        monkeypatch.setattr(
+            block_module, "int8_linear", lambda q, *rest: (rows.append(len(q)), product(q, *rest))[1]
+        )
+        run = RunState(layout(model), DMPQConfig(router="int8"), cache)
+        run.begin_call([("uncond", 0), ("cond", 0)], 1.0, 0.0, False)
+        out = run_block(run, 0, *inp, lambda: block_forward(run, 0, parts, *inp, torch.ones(2, 32)))
+        run.finish()
+        return out, rows, run._memory[0].ratios
+
+    whole, rows, ratios = result(48)
+    assert rows == [48, 48, 48, 48]
+    for piece, inside in ((47, [24, 24]), (12, [12] * 4), (7, [6] * 8), (5, [5, 5, 5, 5, 4] * 2)):
+        pieces, rows, same_ratios = result(piece)
+        assert rows == [48, 48, *inside, 48]
+        assert all(torch.equal(a, b) for a, b in zip(whole, pieces, strict=True))
+        torch.testing.assert_close(list(same_ratios.values()), list(ratios.values()))
+
+
 def on_both_backends(
     model: torch.nn.Module, dtype: torch.dtype, tokens: int, refuse_waits: bool = False
 ) -> list[float]:

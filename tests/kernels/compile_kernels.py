@@ -302,14 +302,14 @@ def measure_jobs(measures_triton: object) -> Iterator[Job]:
         {"WITH_PREVIOUS": True, "BLOCK": measures_triton.FINAL_BLOCK},
     )
     yield Job(
-        "outlier_ratio partial",
-        measures_triton.outlier_partial_kernel,
+        "magnitudes partial",
+        measures_triton.magnitudes_partial_kernel,
         {"x_ptr": "*bf16", "partial_ptr": "*fp32", "count": "i32", "x_stride": "i32"},
         chunk,
     )
     yield Job(
-        "outlier_ratio final",
-        measures_triton.outlier_final_kernel,
+        "magnitudes final",
+        measures_triton.magnitudes_final_kernel,
         {**final, "count": "i32"},
         {"BLOCK": measures_triton.FINAL_BLOCK},
     )

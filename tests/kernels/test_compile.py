@@ -60,8 +60,8 @@ KERNELS = {
     "scaled_gemm bf16",
     "block_measures partial",
     "block_measures final",
-    "outlier_ratio partial",
-    "outlier_ratio final",
+    "magnitudes partial",
+    "magnitudes final",
     "apply_delta",
 }
 

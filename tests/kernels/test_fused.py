@@ -12,6 +12,7 @@ from sixbit_diffusion.kernels import (
     norm_modulate,
     norm_modulate_int8,
     outlier_ratio,
+    ratio_of,
     use_backend,
 )
 
@@ -62,18 +63,18 @@ def test_gate_residual_moves_each_stream_by_its_gate(make):
 def test_forms_that_quantize_are_the_two_steps(streams, make, dtype, block):
     arguments = streams(2, 3, 5, 48, dtype=dtype)
     y = norm_modulate(*arguments)
-    q, scale, ratio = norm_modulate_int8(*arguments, block, outliers=True)
+    q, scale, found = norm_modulate_int8(*arguments, block, outliers=True)
     expected_q, expected_scale = hadamard_quantize_int8(y.flatten(0, 1), block)
     assert torch.equal(q, expected_q) and torch.equal(scale, expected_scale)
-    assert torch.equal(ratio, outlier_ratio(y))
+    assert torch.equal(ratio_of([found]), outlier_ratio(y))
     assert len(norm_modulate_int8(*arguments, block)) == 2
 
     x = make(2, 5, 48, dtype=dtype)
     y = torch.nn.functional.gelu(x, approximate="tanh")
-    q, scale, ratio = gelu_int8(x, block, outliers=True)
+    q, scale, found = gelu_int8(x, block, outliers=True)
     expected_q, expected_scale = hadamard_quantize_int8(y.flatten(0, 1), block)
     assert torch.equal(q, expected_q) and torch.equal(scale, expected_scale)
-    assert torch.equal(ratio, outlier_ratio(y))
+    assert torch.equal(ratio_of([found]), outlier_ratio(y))
     assert len(gelu_int8(x, block)) == 2
 
 
@@ -100,7 +101,7 @@ def assert_codes_agree(device):
 
     def check(got, expected, exact, dtype, most=0.01):
         truncated = device == "cpu" and dtype == torch.bfloat16
-        compare(got, expected, exact, *((0.4, 5e-3, 1e-2) if truncated else (most, 1e-3, 1e-3)))
+        compare(got, expected, exact, *((0.4, 5e-3, 2**-6) if truncated else (most, 1e-3, 1e-3)))
 
     return check
 
@@ -114,8 +115,8 @@ def compare(got, expected, exact, most, slack, ratio_slack):
     error = (q.double() * scale - exact).norm(dim=1) / size
     expected_error = (expected_q.double() * expected_scale - exact).norm(dim=1) / size
     assert (error <= 1.1 * expected_error + slack).all()
-    for ratio, expected_ratio in zip(got[2:], expected[2:], strict=True):
-        torch.testing.assert_close(ratio, expected_ratio, rtol=ratio_slack, atol=0)
+    for found, magnitudes in zip(got[2:], expected[2:], strict=True):
+        torch.testing.assert_close(found, magnitudes, rtol=ratio_slack, atol=0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -148,6 +149,20 @@ def test_twin_of_gelu(device, run_both, assert_codes_agree, make, case, dtype):
         expected, got = run_both(gelu_int8, x, block, outliers)
         # Where it is compiled tanh is approximate, to one part in 2,000.
         assert_codes_agree(got, expected, block_hadamard(exact, block), dtype, 0.2)
+
+
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+def test_gelu_into_given_tensors(device, make, backend):
+    x = make(2, 5, 256, device=device)
+    whole = torch.zeros(16, 256, dtype=torch.int8, device=device), torch.zeros(16, 1, device=device)
+    with use_backend(backend):
+        expected = gelu_int8(x, 64, True)
+        found = gelu_int8(x, 64, True, (whole[0][3:13], whole[1][3:13]))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert torch.equal(whole[0][3:13], expected[0]) and torch.equal(whole[1][3:13], expected[1])
+    assert not whole[0][:3].any() and not whole[0][13:].any()
+    with pytest.raises(ValueError, match=r"gelu_int8 needs out as contiguous torch.int8 \(10, 256\), got"):
+        gelu_int8(x, 64, out=whole)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -184,14 +199,14 @@ def test_modulation_may_be_slices(device, run_both, streams, make):
 def test_what_is_not_finite_stays_in_its_row(device, run_both, streams, make):
     arguments = streams(1, 2, 4, 64, device=device)
     arguments[1][0, 1, 7], arguments[1][0, 2, 9] = torch.nan, torch.inf
-    for _, scale, ratio in run_both(norm_modulate_int8, *arguments, 64, True):
+    for _, scale, found in run_both(norm_modulate_int8, *arguments, 64, True):
         assert scale.isnan().flatten().tolist() == [False, False, False, True, True, False]
-        assert ratio.isnan().all()
+        assert ratio_of([found]).isnan().all()
     x = make(2, 4, 64, device=device)
     x[0, 1, 7], x[0, 2, 9] = torch.nan, torch.inf
-    for _, scale, ratio in run_both(gelu_int8, x, 64, True):
+    for _, scale, found in run_both(gelu_int8, x, 64, True):
         assert scale.isnan().flatten().tolist() == [False, True, True, False] + [False] * 4
-        assert ratio.isnan().tolist() == [True, False]
+        assert ratio_of([found]).isnan().tolist() == [True, False]
 
 
 def test_wrong_arguments_are_named(streams, make):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sixbit_diffusion.kernels import block_measures, outlier_ratio
+from sixbit_diffusion.kernels import block_measures, magnitudes, outlier_ratio, ratio_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(1, 1, 1), (2, 7, 48), (3, 123, 80), (1, 226, 384)]
@@ -20,7 +20,14 @@ def test_known_values():
     assert torch.equal(measured, torch.tensor([[0.75, 2.0], [0.25, 0.5]]))
     alone = block_measures(inp, out)
     assert torch.equal(alone[:, 0], measured[:, 0]) and alone[:, 1].isnan().all()
+    assert torch.equal(magnitudes(inp), torch.tensor([[3.0, 2.0], [2.0, 2.0]]))
     assert torch.equal(outlier_ratio(inp), torch.tensor([1.5, 1.0]))
+
+
+def test_a_ratio_measured_in_pieces_is_that_of_the_whole(make):
+    x = make(2, 10, 48)
+    pieces = [magnitudes(x[:, :7]), magnitudes(x[:, 7:9]), magnitudes(x[:, 9:])]
+    torch.testing.assert_close(ratio_of(pieces, [7, 2, 1]), outlier_ratio(x))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -33,7 +40,7 @@ def test_twins_agree(device, run_both, make, shape, dtype):
     for delta in (previous, None):
         (expected,), (got,) = run_both(block_measures, inp, out, delta)
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=0, equal_nan=True)
-    (expected,), (got,) = run_both(outlier_ratio, inp)
+    (expected,), (got,) = run_both(magnitudes, inp)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=0)
 
 
@@ -42,7 +49,7 @@ def test_twin_sums_several_chunks(device, run_both, make, monkeypatch):
 
     monkeypatch.setattr(measures_triton, "CHUNK", 2 * measures_triton.BLOCK)
     x = make(2, 50, 200, device=device)
-    for op, arguments in ((block_measures, (x, x * 1.5, x * 0.25)), (outlier_ratio, (x,))):
+    for op, arguments in ((block_measures, (x, x * 1.5, x * 0.25)), (magnitudes, (x,))):
         (expected,), (got,) = run_both(op, *arguments)
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=0)
         again = run_both(op, *arguments)[1][0]
@@ -77,9 +84,8 @@ def test_nothing_moved_and_not_finite(device, run_both):
     torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
     assert expected[0, 0] == 0 and expected[:, 1].isnan().all()
     assert expected[1:].isnan().all()
-    (expected,), (got,) = run_both(outlier_ratio, x)
-    torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
-    assert expected.isnan().tolist() == [False, True, True]
+    for (found,) in run_both(magnitudes, x):
+        assert ratio_of([found]).isnan().tolist() == [False, True, True]
 
 
 def test_wrong_arguments_are_named():
@@ -88,5 +94,5 @@ def test_wrong_arguments_are_named():
         block_measures(x, x[:, :1])
     with pytest.raises(ValueError, match="block_measures needs a 3-D"):
         block_measures(x[0], x[0])
-    with pytest.raises(ValueError, match="outlier_ratio needs a 3-D"):
+    with pytest.raises(ValueError, match="magnitudes needs a 3-D"):
         outlier_ratio(x.int())
