@@ -12,10 +12,12 @@ from diffusers import CogVideoXTransformer3DModel
 from measure import elapsed_ms, relative
 from sixbit_diffusion.engine.attach import attached, block_linears, describe
 from sixbit_diffusion.engine.linears import QuantizedLinear, waiting
+from sixbit_diffusion.engine.memory import sampling_bytes
 from sixbit_diffusion.engine.schedule import Evaluation
 from sixbit_diffusion.kernels import block_hadamard, hadamard_block_size, quantize_nvfp4, use_backend
 from sixbit_diffusion.sixbit_core.block import block_forward
 from sixbit_diffusion.sixbit_core.config import DeltaCacheConfig, DMPQConfig
+from sixbit_diffusion.sixbit_core.delta_cache import bytes_on_gpu
 from sixbit_diffusion.sixbit_core.families.cogvideox import PUBLISHED, CogVideoXFamily
 from sixbit_diffusion.sixbit_core.layout import BlockLayout
 from sixbit_diffusion.sixbit_core.quantized import QuantizedWeight
@@ -49,19 +51,23 @@ CONFIGS = {
 
 
 class Bench:
-    """Baselines and ours over the same random weights and inputs, a CFG batch of two."""
+    """Baselines and ours over the same random weights and inputs, a CFG batch of two.
 
-    def __init__(self, config: Config, device: torch.device) -> None:
+    Args:
+        stock: keep the 16-bit model; without it there are no baselines, and it is never there whole.
+    """
+
+    def __init__(self, config: Config, device: torch.device, stock: bool = True) -> None:
         self.config, self.family, self.device = config, config.family, device
         before = torch.get_default_dtype()
         torch.set_default_dtype(config.dtype)
         try:
-            with device:
+            with device if stock else torch.device("meta"):
                 self.stock = CogVideoXTransformer3DModel(**_constructor(config))
         finally:
             torch.set_default_dtype(before)
         self.stock.eval().requires_grad_(False)
-        self.ours = _quantized(self.stock, self.family)
+        self.ours = _quantized(self.stock, self.family, device)
         self.models: dict[str, nn.Module] = {"diffusers": self.stock, "ours": self.ours}
         shapes = {k: (m.out_features, m.in_features) for k, m in self._linears(self.ours, 0).items()}
         self.layout = BlockLayout(self.family.linears, (shapes,) * self.family.layers)
@@ -73,6 +79,19 @@ class Bench:
         model = self.models[name]
         tensors = itertools.chain(model.parameters(), model.buffers())
         return sum(tensor.nbytes for tensor in tensors if tensor.device.type == self.device.type)
+
+    def expected_bytes(self, location: str) -> int:
+        """What `sixbit check` says of a loop of ours, with the delta cache there."""
+        tokens = self.text.shape[1] + self.latents[0, :, 0].numel() // (
+            self.family.patch_size**2 * (self.family.patch_size_t or 1)
+        )
+        itemsize = self.config.dtype.itemsize
+        cache = bytes_on_gpu(location, tokens, self.family.width, self.family.layers, 2, self.config.dtype)
+        return (
+            self.weight_bytes("ours")
+            + cache
+            + sampling_bytes("int8", 2 * tokens * self.family.width * itemsize)
+        )
 
     def baseline(self, name: str) -> Call:
         """One forward of a baseline."""
@@ -104,10 +123,14 @@ class Bench:
         with attached(self.ours, run, schedule, self.family):
             yield lambda n, latents=None: self._call(self.ours, steps[n].expand(2), latents)
 
-    def timed_loop(self, skip: str | None, evaluations: int) -> tuple[float, RunReport]:
+    def timed_loop(
+        self, skip: str | None, evaluations: int, location: str = "gpu"
+    ) -> tuple[float, RunReport]:
         """Milliseconds of a loop of ours, and what was skipped; a short loop before it warms up."""
         SKIP_POLICIES[POLICY] = skip_pattern(skip, self.family.layers, evaluations)
-        cache = None if skip is None else DeltaCacheConfig(policy=POLICY, start=0.0, max_skips=99)
+        cache = None
+        if skip is not None:
+            cache = DeltaCacheConfig(policy=POLICY, start=0.0, max_skips=99, location=location)
         for count in (min(evaluations, 8), evaluations):
             run = self.run(cache)
             with self.deciding(run, evaluations) as call:
@@ -224,20 +247,31 @@ def _set(model: nn.Module, path: str, value: object) -> None:
     setattr(model.get_submodule(parent), leaf, value)
 
 
-def _quantized(model: nn.Module, family: CogVideoXFamily) -> nn.Module:
-    """The model with NVFP4 linears, rounded to nearest, in place of its block and adaLN linears."""
+def _quantized(model: nn.Module, family: CogVideoXFamily, device: torch.device) -> nn.Module:
+    """The model with NVFP4 linears, rounded to nearest, in place of its block and adaLN linears; one on the
+    meta device with random weights, made tensor by tensor."""
     other = _twin(model)
     rotated = {family.to_diffusers(name) for name in family.block_layers()}
     for path in [*rotated, *map(family.to_diffusers, family.modulation_layers())]:
         linear = model.get_submodule(path)
         block = hadamard_block_size(linear.in_features) if path in rotated else 0
-        dense = linear.weight.float()
+        dense = _real(linear.weight, device).float()
         parts = quantize_nvfp4(block_hadamard(dense, block) if block > 1 else dense)
         weight = QuantizedWeight(*parts, *dense.shape, block)
         if path not in rotated and dense.is_cuda:  # as the engine loads them
             weight = waiting(weight, dense.device)
-        _set(other, path, QuantizedLinear(weight, linear.bias.detach()))
+        _set(other, path, QuantizedLinear(weight, _real(linear.bias, device)))
+    for name, tensor in list(itertools.chain(other.named_parameters(), other.named_buffers())):
+        if tensor.is_meta:
+            _set(other, name, nn.Parameter(_real(tensor, device), requires_grad=False))
     return other
+
+
+def _real(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor, or random numbers for one on the meta device."""
+    if not tensor.is_meta:
+        return tensor.detach()
+    return torch.randn(tensor.shape, device=device, dtype=tensor.dtype) * 0.02
 
 
 def _comfyui(bench: Bench) -> nn.Module:

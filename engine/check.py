@@ -22,7 +22,7 @@ from ..sixbit_core.config import NATIVE_FP4
 from .errors import InputError
 from .facts import ModelFacts, check_clip, read_facts
 from .machine import Machine, find_machine, spelled_bytes, versions
-from .memory import check_memory
+from .memory import check_memory, sampling_bytes
 from .settings import Choice, RunSettings, settle
 
 if TYPE_CHECKING:
@@ -115,9 +115,13 @@ def _memory_line(facts: ModelFacts, settings: RunSettings, clip: ClipSpec, machi
         for part in ("text_encoder", "vae")
         for file in (facts.folder / part).glob("*.safetensors")
     )
+    streams = 2 if clip.guided else 1
+    hidden = streams * facts.tokens(clip.size, clip.frames) * facts.width * dtype.itemsize
+    inside = sampling_bytes("full" if settings.dmpq is None else settings.dmpq.router, hidden)
     return (
         f"memory: transformer {spelled_bytes(weights)} (16-bit {spelled_bytes(full)}), "
-        f"delta cache {spelled_bytes(cache)}, text encoder and VAE {spelled_bytes(rest)}"
+        f"delta cache {spelled_bytes(cache)}, sampling beside them about {spelled_bytes(inside)}; "
+        f"text encoder and VAE {spelled_bytes(rest)}"
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = ("measure", "kernels", "model", "model_parts", "roofline")
+MODULES = ("measure", "kernels", "memory", "model", "model_parts", "roofline")
 
 
 @pytest.fixture
@@ -102,3 +102,17 @@ def test_what_is_missing_is_one_line(bench, capsys):
         with pytest.raises(SystemExit):
             bench("model", *arguments)
         assert message in capsys.readouterr().err
+
+
+def test_memory(bench):
+    few = ("--config", "tiny", "--device", "cpu", "--evaluations", "4")
+    bars, rows = bench("memory", *few, "--baseline", "diffusers")
+    assert set(bars) == {f"memory.tiny.{n}" for n in ("weights_gib", "speed_cost", "peak_vs_diffusers")}
+    assert bars["memory.tiny.peak_vs_diffusers"] > 2
+    on_gpu, in_host = rows["sampling.3x4x4.gpu"], rows["sampling.3x4x4.host"]
+    assert on_gpu["cache_bytes"] == in_host["cache_bytes"] > 0 and on_gpu["share"] > 0
+    assert on_gpu["expected_bytes"] > on_gpu["cache_bytes"]
+    alone = ("--location", "host", "--latents", "3,4,8", "--cap", "5", "--part", "sampling", "text", "decode")
+    _, rows = bench("memory", *few, *alone)
+    assert {"sampling.3x4x8.host.cap5", "text", "decode"} <= set(rows)
+    assert rows["text"]["peak_bytes"] > 0 and rows["decode"]["peak_bytes"] > 0
