@@ -4,12 +4,9 @@ The reference's clip is the one that the engine gives.
 """
 
 import json
-import socket
 import subprocess
 import sys
-import time
 import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,10 +14,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from server import ROOT, Server, running_server
 from workflow_form import all_fields, kind_of, specs
 
-ROOT = Path(__file__).resolve().parents[2]
-ABSENT = Path(__file__).resolve().parent / "absent"  # makes Triton and diffusers as if not installed
 STEPS = 5  # in place of the file's 50, for time; divides 1000, so both choose the same timesteps
 API = sorted((ROOT / "workflows" / "api").glob("*.json"))
 GOLDEN = sorted((ROOT / "tests" / "host" / "golden").glob("*/api/*.json"))  # as releases shipped them
@@ -30,81 +26,10 @@ CLIENT = ROOT / "workflows" / "api" / "queue_workflow.py"
 OF_THE_USER = ("model_name", "clip_name", "vae_name", "image", "predictor")  # files that need not be there
 
 
-class Server:
-    """A ComfyUI of its own, whose every folder lies under `base`."""
-
-    def __init__(self, host, base: Path) -> None:
-        (base / "custom_nodes").mkdir(parents=True)
-        (base / "models" / "diffusion_models").mkdir(parents=True)
-        (base / "custom_nodes" / "sixbit").symlink_to(ROOT, target_is_directory=True)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.base, self.log = base, (base / "log.txt").open("w")
-        arguments = ["--cpu", "--listen", "127.0.0.1", "--port", str(self.port), "--base-directory", base]
-        self.process = subprocess.Popen(
-            [
-                host.python,
-                "main.py",
-                *arguments,
-                "--disable-api-nodes",
-                "--database-url",
-                "sqlite:///:memory:",
-            ],
-            cwd=host.folder,
-            env={**host.environment(), "PYTHONPATH": str(ABSENT)},
-            stdout=self.log,
-            stderr=subprocess.STDOUT,
-        )
-
-    def ask(self, path: str, body: dict | None = None) -> dict:
-        data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/{path}", data, timeout=30) as answer:
-            return json.load(answer)
-
-    def wait(self, seconds: float = 180) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            try:
-                self.ask("system_stats")
-                return
-            except (urllib.error.URLError, ConnectionError):
-                assert self.process.poll() is None, self.tail()
-                time.sleep(0.5)
-        pytest.fail(f"the server did not start: {self.tail()}")
-
-    def execute(self, prompt: dict, seconds: float = 580) -> dict:
-        """Outputs by node id of a prompt that must succeed."""
-        try:
-            key = self.ask("prompt", {"prompt": prompt})["prompt_id"]
-        except urllib.error.HTTPError as error:
-            pytest.fail(f"the server refused the prompt: {error.read().decode()}")
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            done = self.ask(f"history/{key}").get(key)
-            if done:
-                assert done["status"]["status_str"] == "success", self.tail()
-                return done["outputs"]
-            time.sleep(0.5)
-        pytest.fail(f"the prompt did not end: {self.tail()}")
-
-    def tail(self) -> str:
-        return (self.base / "log.txt").read_text()[-4000:]
-
-    def close(self) -> None:
-        self.process.terminate()
-        self.process.wait(timeout=30)
-        self.log.close()
-
-
 @pytest.fixture(scope="module")
 def server(host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(host, tmp_path_factory.mktemp("server") / "base")
-    try:
-        server.wait()
+    with running_server(host, tmp_path_factory.mktemp("server") / "base") as server:
         yield server
-    finally:
-        server.close()
 
 
 def with_frames(prompt: dict) -> dict:
