@@ -32,6 +32,7 @@ class SixBitCalibratePredictor(io.ComfyNode):
             display_name="Calibrate Predictor",
             category="sixbit",
             description="Measure a 6-bit model on some prompts and save the predictor for Apply DMPQ.",
+            search_aliases=["6bit", "nvfp4", "cogvideo", "calibration"],
             inputs=[
                 io.Model.Input(
                     "model", tooltip="6-bit weights; what other 6Bit nodes set on it is left aside."

@@ -31,18 +31,30 @@ class SixBitApplyDMPQ(io.ComfyNode):
             display_name="Apply DMPQ",
             category="sixbit",
             description="Choose the activation format of every linear, step by step.",
+            search_aliases=["6bit", "nvfp4", "fp4", "int8", "cogvideo", "mixed precision", "faster video"],
             inputs=[
                 io.Model.Input("model"),
-                io.Combo.Input("preset", options=list(CHOICES), default="balanced"),
+                io.Combo.Input(
+                    "preset",
+                    options=list(CHOICES),
+                    default="balanced",
+                    tooltip="quality: INT8. fast: fewer bits. Sets the values below; one you move wins.",
+                ),
                 io.Combo.Input(
                     "predictor",
                     options=list_predictors(predictor_folder()),
                     default=BUNDLED,
                     optional=True,
                     advanced=True,
+                    tooltip="Of this very model: bundled for the reference, else of Calibrate Predictor.",
                 ),
                 io.Combo.Input(
-                    "router", options=[AUTO, *sorted(ROUTERS)], default=AUTO, optional=True, advanced=True
+                    "router",
+                    options=[AUTO, *sorted(ROUTERS)],
+                    default=AUTO,
+                    optional=True,
+                    advanced=True,
+                    tooltip="auto: the preset's own, which is by predictor where there is one, else INT8.",
                 ),
                 io.Float.Input(
                     "activation_bits",

@@ -20,6 +20,7 @@ class SixBitImageToVideo(io.ComfyNode):
             display_name="CogVideoX Image to Video",
             category="sixbit",
             description="Put an image at the start of a clip; for the image-to-video models.",
+            search_aliases=["6bit", "cogvideo", "i2v", "first frame"],
             inputs=[
                 io.Conditioning.Input("positive"),
                 io.Conditioning.Input("negative"),
@@ -27,7 +28,9 @@ class SixBitImageToVideo(io.ComfyNode):
                 io.Image.Input("image", tooltip="Cut about its middle and scaled to the clip's size."),
                 io.Int.Input("width", default=720, min=16, max=4096, step=16),
                 io.Int.Input("height", default=480, min=16, max=4096, step=16),
-                io.Int.Input("frames", default=49, min=1, max=1025, step=4),
+                io.Int.Input(
+                    "frames", default=49, min=1, max=1025, step=4, tooltip="8N+1; of a 1.5 model 16N+1."
+                ),
                 io.Model.Input(
                     "model",
                     optional=True,

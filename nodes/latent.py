@@ -17,11 +17,14 @@ class SixBitEmptyLatent(io.ComfyNode):
             display_name="Empty CogVideoX Latent",
             category="sixbit",
             description="An empty latent of a size and length that the model can make.",
+            search_aliases=["6bit", "cogvideo", "video latent"],
             inputs=[
                 io.Model.Input("model"),
                 io.Int.Input("width", default=720, min=16, max=4096, step=16),
                 io.Int.Input("height", default=480, min=16, max=4096, step=16),
-                io.Int.Input("frames", default=49, min=1, max=1025, step=4),
+                io.Int.Input(
+                    "frames", default=49, min=1, max=1025, step=4, tooltip="8N+1; of a 1.5 model 16N+1."
+                ),
                 io.Int.Input("batch_size", default=1, min=1, max=64),
             ],
             outputs=[io.Latent.Output()],

@@ -20,6 +20,7 @@ class SixBitLoadCogVideoX(io.ComfyNode):
             display_name="Load 6Bit CogVideoX",
             category="sixbit",
             description="Load a CogVideoX transformer, in 6-bit or in its own precision.",
+            search_aliases=["6bit", "nvfp4", "fp4", "cogvideo", "low vram video model"],
             inputs=[
                 io.Combo.Input(
                     "model_name",

@@ -20,6 +20,7 @@ class SixBitLoadLora(io.ComfyNode):
             display_name="Load CogVideoX LoRA",
             category="sixbit",
             description="Run a LoRA beside the weights of a CogVideoX; nothing is quantized again.",
+            search_aliases=["6bit", "cogvideo"],
             inputs=[
                 io.Model.Input("model"),
                 io.Combo.Input(

@@ -23,6 +23,7 @@ class SixBitQuantize(io.ComfyNode):
             display_name="Quantize CogVideoX",
             category="sixbit",
             description="Write a 6-bit (NVFP4) copy of a CogVideoX transformer beside it.",
+            search_aliases=["6bit", "nvfp4", "fp4", "cogvideo", "smaller model"],
             inputs=[
                 io.Combo.Input(
                     "model_name",

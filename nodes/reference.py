@@ -16,9 +16,15 @@ class SixBitLoadReference(io.ComfyNode):
             display_name="Load 6Bit Reference",
             category="sixbit",
             description="The bundled small model: clips of 33 frames of 128x128 of coloured shapes.",
+            search_aliases=["cogvideo", "small model", "demo"],
             inputs=[
                 io.Combo.Input(
-                    "weights", options=["6-bit", "as stored"], default="6-bit", optional=True, advanced=True
+                    "weights",
+                    options=["6-bit", "as stored"],
+                    default="6-bit",
+                    optional=True,
+                    advanced=True,
+                    tooltip="6-bit: quantized to NVFP4 as it is loaded.",
                 )
             ],
             outputs=[io.Model.Output(), io.Clip.Output(), io.Vae.Output()],

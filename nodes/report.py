@@ -19,6 +19,7 @@ class SixBitRunReport(io.ComfyNode):
             display_name="6Bit Run Report",
             category="sixbit",
             description="Formats and skips by block and step of the run that made this latent.",
+            search_aliases=["cogvideo", "skipped blocks", "statistics"],
             inputs=[
                 io.Model.Input("model", tooltip="The model that the sampler was given."),
                 io.Latent.Input("latent", tooltip="What the sampler gave: the report waits for it."),
