@@ -16,8 +16,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 API = ROOT / "workflows" / "api"
-_COLUMN, _GAP, _TITLE, _ROW = 400, 40, 40, 26  # pixels
-_NOTE_WIDTH = 460
+_SLOT, _FIELD, _TEXT, _MARGIN = 20, 24, 110, 16  # pixels down: a socket, a field, a field of several lines
+_TITLE, _GAP = 30, 20
+_SHOWN = 340  # height of a node that ends the graph, with room for the clip or picture it shows
+_COLUMNS = (("Models", 440), ("Settings", 320), ("Sampling", 320), ("Result", 440))  # and their widths
+_FRAME = {"color": "#3f789e", "font_size": 24, "flags": {}}
 
 
 def specs(schema: dict[str, Any]) -> Iterator[tuple[str, list, bool]]:
@@ -88,9 +91,9 @@ def render(name: str, prompt: dict[str, Any], note: str, schemas: dict[str, Any]
     for node in nodes:
         for slot, output in enumerate(node["outputs"]):
             output["links"] = [link[0] for link in links if link[1:3] == [node["id"], slot]] or None
-    _place(nodes, links)
+    groups, bottom = _place(nodes, list(prompt))
     last = max(node["id"] for node in nodes) + 1
-    nodes.append(_note(last, note))
+    nodes.append(_note(last, note, bottom))
     return {
         "id": str(uuid.uuid5(uuid.NAMESPACE_URL, f"sixbit-diffusion/{name}")),
         "revision": 0,
@@ -98,7 +101,7 @@ def render(name: str, prompt: dict[str, Any], note: str, schemas: dict[str, Any]
         "last_link_id": len(links),
         "nodes": nodes,
         "links": links,
-        "groups": [],
+        "groups": groups,
         "config": {},
         "extra": {},
         "version": 0.4,
@@ -126,14 +129,15 @@ def _node(key: int, entry: dict, prompt: dict, schemas: dict, links: list[list])
         {"name": label, "type": kind, "links": None}
         for label, kind in zip(schema["output_name"], schema["output"], strict=True)
     ]
-    rows = max(len(inputs), len(outputs)) + 4 * sum(
-        len(spec) > 1 and bool(spec[1].get("multiline")) for _, spec, _ in specs(schema)
-    )
+    sockets = sum("widget" not in entry for entry in inputs)
+    texts = sum(len(spec) > 1 and bool(spec[1].get("multiline")) for _, spec, _ in specs(schema))
+    height = _MARGIN + _SLOT * max(sockets, len(outputs)) + _FIELD * len(values) + _TEXT * texts
     return {
         "id": key,
         "type": entry["class_type"],
+        **entry.get("_meta", {}),
         "pos": [0, 0],
-        "size": [_COLUMN - 2 * _GAP, _TITLE + _ROW * rows],
+        "size": [0, height],
         "flags": {},
         "order": 0,
         "mode": 0,
@@ -144,30 +148,55 @@ def _node(key: int, entry: dict, prompt: dict, schemas: dict, links: list[list])
     }
 
 
-def _place(nodes: list[dict], links: list[list]) -> None:
-    """Columns by distance from the loaders; the order of columns is the order of execution."""
-    depth: dict[int, int] = {}
+def _place(nodes: list[dict], order: list[str]) -> tuple[list[dict], int]:
+    """Put nodes into `_COLUMNS`, one under the other as the API form lists them.
 
-    def depth_of(key: int) -> int:
-        if key not in depth:
-            depth[key] = max((1 + depth_of(link[1]) for link in links if link[3] == key), default=0)
-        return depth[key]
+    Args:
+        order: of the keys, which is one that they can run in.
 
-    ordered = sorted(nodes, key=lambda node: (depth_of(node["id"]), node["id"]))
-    bottoms: dict[int, int] = {}
-    for order, node in enumerate(ordered):
-        column = depth_of(node["id"])
-        node["order"], node["pos"] = order, [column * _COLUMN, bottoms.get(column, 0)]
-        bottoms[column] = node["pos"][1] + node["size"][1] + _GAP
+    Returns:
+        A frame for each column, and where the first one ends.
+    """
+    by_key = {str(node["id"]): node for node in nodes}
+    senders = {link: node for node in nodes for entry in node["outputs"] for link in entry["links"] or ()}
+    columns: list[list[dict]] = [[] for _ in _COLUMNS]
+    column_of: dict[int, int] = {}
+    for position, key in enumerate(order):
+        node = by_key[key]
+        node["order"] = position
+        sources = [senders[entry["link"]] for entry in node["inputs"] if entry["link"] is not None]
+        if not sources:
+            column = 0
+        elif not any(entry["links"] for entry in node["outputs"]):
+            node["size"][1], column = _SHOWN, 3
+        elif any(source["type"].startswith("VAEDecode") for source in sources):
+            column = 3
+        else:
+            before = max(column_of[source["id"]] for source in sources)
+            column = max(before, 2 if node["type"] == "KSampler" else 1)
+        column_of[node["id"]] = column
+        columns[column].append(node)
+    left, bottoms, frames = 0, [], []
+    for (title, width), column in zip(_COLUMNS, columns, strict=True):
+        top = 0
+        for node in column:
+            node["pos"], node["size"][0] = [left, top], width
+            top += node["size"][1] + _GAP + _TITLE
+        bottoms.append(top)
+        if column:
+            bounding = [left - _GAP, -3 * _TITLE, width + 2 * _GAP, top + 2 * _TITLE]
+            frames.append({"title": title, "bounding": bounding, **_FRAME})
+            left += width + 3 * _GAP
+    return frames, bottoms[0]
 
 
-def _note(key: int, text: str) -> dict[str, Any]:
-    lines = sum(1 + len(line) // 60 for line in text.splitlines())
+def _note(key: int, text: str, top: int) -> dict[str, Any]:
+    lines = sum(1 + len(line) // 75 for line in text.splitlines())
     return {
         "id": key,
         "type": "MarkdownNote",
-        "pos": [-_NOTE_WIDTH - _GAP, 0],
-        "size": [_NOTE_WIDTH, 60 + 18 * lines],
+        "pos": [0, top + _TITLE],
+        "size": [_COLUMNS[0][1], 60 + 15 * lines],
         "flags": {},
         "order": key,
         "mode": 0,
