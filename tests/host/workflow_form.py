@@ -17,8 +17,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 API = ROOT / "workflows" / "api"
 _SLOT, _FIELD, _TEXT, _MARGIN = 20, 24, 110, 16  # pixels down: a socket, a field, a field of several lines
-_TITLE, _GAP = 30, 20
-_SHOWN = 340  # height of a node that ends the graph, with room for the clip or picture it shows
+_TITLE, _GAP, _CHOSEN = 30, 20, 280  # the last is the picture that Load Image shows
+_SHOWN = 100  # height, beyond its width, of a node that ends the graph: a square clip or picture fits in
 _COLUMNS = (("Models", 440), ("Settings", 320), ("Sampling", 320), ("Result", 440))  # and their widths
 _FRAME = {"color": "#3f789e", "font_size": 24, "flags": {}}
 
@@ -130,8 +130,10 @@ def _node(key: int, entry: dict, prompt: dict, schemas: dict, links: list[list])
         for label, kind in zip(schema["output_name"], schema["output"], strict=True)
     ]
     sockets = sum("widget" not in entry for entry in inputs)
-    texts = sum(len(spec) > 1 and bool(spec[1].get("multiline")) for _, spec, _ in specs(schema))
-    height = _MARGIN + _SLOT * max(sockets, len(outputs)) + _FIELD * len(values) + _TEXT * texts
+    options = [spec[1] for _, spec, _ in specs(schema) if len(spec) > 1]
+    height = _MARGIN + _SLOT * max(sockets, len(outputs)) + _FIELD * len(values)
+    height += _TEXT * sum(bool(option.get("multiline")) for option in options)
+    height += _CHOSEN * sum(bool(option.get("image_upload")) for option in options)
     return {
         "id": key,
         "type": entry["class_type"],
@@ -157,27 +159,8 @@ def _place(nodes: list[dict], order: list[str]) -> tuple[list[dict], int]:
     Returns:
         A frame for each column, and where the first one ends.
     """
-    by_key = {str(node["id"]): node for node in nodes}
-    senders = {link: node for node in nodes for entry in node["outputs"] for link in entry["links"] or ()}
-    columns: list[list[dict]] = [[] for _ in _COLUMNS]
-    column_of: dict[int, int] = {}
-    for position, key in enumerate(order):
-        node = by_key[key]
-        node["order"] = position
-        sources = [senders[entry["link"]] for entry in node["inputs"] if entry["link"] is not None]
-        if not sources:
-            column = 0
-        elif not any(entry["links"] for entry in node["outputs"]):
-            node["size"][1], column = _SHOWN, 3
-        elif any(source["type"].startswith("VAEDecode") for source in sources):
-            column = 3
-        else:
-            before = max(column_of[source["id"]] for source in sources)
-            column = max(before, 2 if node["type"] == "KSampler" else 1)
-        column_of[node["id"]] = column
-        columns[column].append(node)
     left, bottoms, frames = 0, [], []
-    for (title, width), column in zip(_COLUMNS, columns, strict=True):
+    for (title, width), column in zip(_COLUMNS, _columns(nodes, order), strict=True):
         top = 0
         for node in column:
             node["pos"], node["size"][0] = [left, top], width
@@ -188,6 +171,32 @@ def _place(nodes: list[dict], order: list[str]) -> tuple[list[dict], int]:
             frames.append({"title": title, "bounding": bounding, **_FRAME})
             left += width + 3 * _GAP
     return frames, bottoms[0]
+
+
+def _columns(nodes: list[dict], order: list[str]) -> list[list[dict]]:
+    """Nodes by column: without a source, before a sampler, up to the decoder, after it."""
+    by_key = {str(node["id"]): node for node in nodes}
+    senders = {link: node for node in nodes for entry in node["outputs"] for link in entry["links"] or ()}
+    columns: list[list[dict]] = [[] for _ in _COLUMNS]
+    found: dict[int, int] = {}
+    for position, key in enumerate(order):
+        node = by_key[key]
+        node["order"] = position
+        sources = [senders[entry["link"]] for entry in node["inputs"] if entry["link"] is not None]
+        before = max((found[source["id"]] for source in sources), default=-1)
+        decoded = any(source["type"].startswith("VAEDecode") for source in sources)
+        ends = sources and not any(entry["links"] for entry in node["outputs"])
+        if not sources:
+            column = 0
+        elif decoded or (ends and before < 2):
+            column = 3
+        else:
+            column = max(before, 2 if node["type"] == "KSampler" else 1)
+        if ends:
+            node["size"][1] = _SHOWN + _COLUMNS[column][1]
+        found[node["id"]] = column
+        columns[column].append(node)
+    return columns
 
 
 def _note(key: int, text: str, top: int) -> dict[str, Any]:
