@@ -12,7 +12,7 @@ endif
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup test demo lint gpu clean
+.PHONY: setup test demo lint gpu browser clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -35,6 +35,10 @@ test: lint
 
 gpu: setup
 	$(BIN)/python -m pytest -m gpu
+
+browser: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[browser]"
+	$(BIN)/python -m pytest tests/browser
 
 demo: setup
 	$(BIN)/sixbit generate --model reference --preset balanced --precision dmpq --cache tdc --compare \

@@ -43,9 +43,9 @@ def server(browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
         yield server
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def editor(browser, server: Server) -> Iterator:
-    """The editor with an empty graph, as a new visitor meets it."""
+    """The editor in one page, which the tests share: it takes long to load."""
     from editor import Editor
 
     SHOTS.mkdir(parents=True, exist_ok=True)

@@ -33,26 +33,30 @@ class Editor:
         """Open the template browser at this pack; returns the names shown."""
         self.page.get_by_role("button", name="Templates").first.click()
         self.page.get_by_text(PACK, exact=True).click()
-        cards = self.page.locator('[data-testid^="template-workflow-"]')
+        cards = self.page.locator('[data-testid^="template-workflow-"]')  # not template-workflows-content
         cards.first.wait_for()
         ids = cards.evaluate_all("cards => cards.map(card => card.dataset.testid)")
         return sorted(name.removeprefix("template-workflow-") for name in ids)
 
     def open_template(self, name: str) -> None:
         self.browse_templates()
+        self.page.evaluate("window.before = app.graph.nodes[0]")
         self.page.get_by_test_id(f"template-workflow-{name}").click()
-        self.page.get_by_role("dialog").wait_for(state="hidden")
-        self.page.wait_for_function("app.graph.nodes.some(node => node.type === 'MarkdownNote')")
+        self.page.wait_for_function("app.graph.nodes.length && app.graph.nodes[0] !== before")
+        self.page.get_by_test_id("template-workflows-content").wait_for(state="hidden")
+
+    def clear(self) -> None:
+        self.page.evaluate("app.graph.clear(); app.canvas.setDirty(true, true)")
 
     def types(self) -> list[str]:
-        """Types of the nodes on the canvas; None-like where the host knows no such node."""
+        """Types of the nodes on the canvas."""
         return sorted(self.page.evaluate("app.graph.nodes.map(node => node.type)"))
 
     def add(self, kind: str) -> None:
         """Put one node on an empty canvas and select it."""
+        self.clear()
         self.page.evaluate(
             """kind => {
-                app.graph.clear();
                 const node = LiteGraph.createNode(kind);
                 node.pos = [200, 200];
                 app.graph.add(node);

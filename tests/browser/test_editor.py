@@ -20,8 +20,10 @@ PROMPT = "a red star is moving right on a white background"
 
 
 def test_template_browser_lists_every_workflow(editor) -> None:
-    assert editor.browse_templates() == [path.stem for path in WORKFLOWS]
+    listed = editor.browse_templates()
     editor.shot("templates")
+    editor.page.keyboard.press("Escape")
+    assert listed == [path.stem for path in WORKFLOWS]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
@@ -86,10 +88,12 @@ def test_help_page_shows(editor, page: Path) -> None:
 
 @pytest.mark.parametrize("words", OURS)
 def test_search_finds_a_node_by_plain_words(editor, words: str) -> None:
-    editor.page.mouse.dblclick(800, 700)
+    editor.clear()
+    editor.page.mouse.dblclick(800, 500)
     editor.page.keyboard.type(words)
     editor.page.get_by_role("dialog").get_by_text(OURS[words]).first.wait_for()
     editor.shot(f"search_{words.replace(' ', '_')}")
+    editor.page.keyboard.press("Escape")
 
 
 def test_nodes_2_hides_what_is_advanced(editor) -> None:
