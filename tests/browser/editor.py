@@ -46,7 +46,17 @@ class Editor:
         self.page.get_by_test_id("template-workflows-content").wait_for(state="hidden")
 
     def clear(self) -> None:
-        self.page.evaluate("app.graph.clear(); app.canvas.setDirty(true, true)")
+        """Open an empty graph."""
+        self.page.evaluate("app.extensionManager.command.execute('Comfy.NewBlankWorkflow')")
+        self.page.wait_for_function("app.graph.nodes.length === 0")
+
+    def search(self, words: str) -> Locator:
+        """Look for a node; returns the dialog that lists what was found."""
+        self.clear()
+        self.page.mouse.dblclick(700, 500)
+        dialog = self.page.get_by_role("dialog")
+        dialog.locator("input").first.fill(words)
+        return dialog
 
     def types(self) -> list[str]:
         """Types of the nodes on the canvas."""
