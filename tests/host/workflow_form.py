@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 API = ROOT / "workflows" / "api"
-_SLOT, _FIELD, _TEXT, _MARGIN = 20, 24, 110, 16  # pixels down: a socket, a field, a field of several lines
+_SLOT, _FIELD, _TEXT, _MARGIN = 20, 24, 110, 30  # pixels down: a socket, a field, one of several lines
 _TITLE, _GAP, _CHOSEN = 30, 20, 160  # the last is the picture that Load Image shows
 _SHOWN = 100  # height, beyond its width, of a node that ends the graph: a square clip or picture fits in
 _COLUMNS = (("Models", 440), ("Settings", 320), ("Sampling", 320), ("Result", 440))  # and their widths
