@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 PATHS = (
     (NATIVE_FP4, "FP4 tensor cores: NVFP4 and INT8 activations both gain speed"),
     ((8, 0), "no FP4 tensor cores: INT8 activations gain speed, NVFP4 is emulated and gains none"),
-    ((0, 0), "no INT8 kernels for this GPU: the references serve, right and slow"),
+    ((0, 0), "no Triton kernels for this GPU: right and slow"),
 )
 WHY = {"diffusers": "sampling", "transformers": "captions", "triton": "GPU kernels"}
 

@@ -1,17 +1,25 @@
 """Number formats and fused operations: float32 references in plain PyTorch, and faster twins of them.
 
 Every op is an `Op` (see `dispatch`): calling it runs the first twin that can take the arguments, else the
-reference. Without Triton everything here imports and the references serve.
+reference. Without Triton everything here imports; the references serve, and on a GPU `linear_torch`.
 """
 
 from __future__ import annotations
 
 try:
-    import triton as _triton  # noqa: F401  (only to see whether it is there)
-except ImportError:
-    _HAS_TRITON = False
+    import triton.knobs as _knobs  # noqa: F401  (only to see whether they are there)
+    import triton.tools.tensor_descriptor as _descriptors  # noqa: F401
+except ModuleNotFoundError as error:
+    _NO_TRITON = "Triton is not installed" if error.name == "triton" else "Triton is older than 3.6"
+except (
+    ImportError,
+    OSError,
+    RuntimeError,
+    AttributeError,
+) as error:  # a library that is missing
+    _NO_TRITON = f"Triton cannot be imported: {(str(error).strip().splitlines() or [repr(error)])[0]}"
 else:
-    _HAS_TRITON = True
+    _NO_TRITON = ""
 
 from .cast import cast_nvfp4_to_int8
 from .delta import apply_delta
@@ -25,7 +33,7 @@ from .nvfp4 import dequantize_nvfp4, quantize_nvfp4
 from .rotary import norm_rotary_
 from .scale_tiles import tile_scales, untile_scales
 
-if _HAS_TRITON:
+if not _NO_TRITON:
     from . import (  # noqa: F401  (importing a module of twins registers them)
         cast_triton,
         delta_triton,
@@ -39,6 +47,7 @@ if _HAS_TRITON:
         rows_triton,
         support_triton,
     )
+from . import linear_torch  # after Triton's: of the twins that can, the first one registered runs
 
 __all__ = [
     "Op",
@@ -73,6 +82,9 @@ __all__ = [
 
 def backend_line() -> str:
     """One sentence for people: which kernels this machine will run, and why not others."""
-    status = support_triton.status() if _HAS_TRITON else "Triton is not installed"
-    serves = "" if "kernels on" in status else "; the PyTorch references serve"
-    return f"Kernels: {status}{serves}."
+    status = _NO_TRITON or support_triton.status()
+    if "kernels on" in status:
+        return f"Kernels: {status}."
+    products = linear_torch.status()
+    rest = "the PyTorch references serve" + (" the rest" if products else "")
+    return f"Kernels: {'; '.join(filter(None, (status, products, rest)))}."
