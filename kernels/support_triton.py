@@ -15,9 +15,12 @@ import torch
 import triton
 import triton.language as tl
 from triton.errors import TritonError
+from triton.runtime.errors import OutOfResources
 
 from . import probe
 
+TRITON_VERSION = triton.__version__
+UNFIT = (OutOfResources,)  # a configuration that takes more shared memory or registers than the GPU has
 OLDEST_CAPABILITY = (8, 0)  # INT8 products do not compile below
 
 # How Triton says that it cannot work here: a kernel or ptxas that it cannot compile; a C compiler that is
