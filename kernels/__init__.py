@@ -6,6 +6,8 @@ reference. Without Triton everything here imports; the references serve, and on 
 
 from __future__ import annotations
 
+import torch
+
 try:
     import triton.knobs as _knobs  # noqa: F401  (only to see whether they are there)
     import triton.tools.tensor_descriptor as _descriptors  # noqa: F401
@@ -32,12 +34,14 @@ from .measures import block_measures, magnitudes, outlier_ratio, ratio_of
 from .nvfp4 import dequantize_nvfp4, quantize_nvfp4
 from .rotary import norm_rotary_
 from .scale_tiles import tile_scales, untile_scales
+from .tuner import process_tuner, tuning
 
 if not _NO_TRITON:
     from . import (  # noqa: F401  (importing a module of twins registers them)
         cast_triton,
         delta_triton,
         fused_triton,
+        gemm_triton,
         hadamard_triton,
         linear_triton,
         measures_triton,
@@ -62,6 +66,7 @@ __all__ = [
     "hadamard_block_size",
     "hadamard_quantize_int8",
     "hadamard_quantize_nvfp4",
+    "int8_backend",
     "int8_linear",
     "linear_w4a4",
     "linear_w4a8",
@@ -75,6 +80,8 @@ __all__ = [
     "quantize_nvfp4",
     "ratio_of",
     "tile_scales",
+    "tuning",
+    "tuning_seconds",
     "untile_scales",
     "use_backend",
 ]
@@ -88,3 +95,19 @@ def backend_line() -> str:
     products = linear_torch.status()
     rest = "the PyTorch references serve" + (" the rest" if products else "")
     return f"Kernels: {'; '.join(filter(None, (status, products, rest)))}."
+
+
+def int8_backend(device: torch.device) -> str:
+    """What multiplies INT8 on a device: "triton", one of `linear_torch.PRODUCTS`, or "reference"."""
+    x = torch.empty(0, device=device)
+    if not _NO_TRITON and support_triton.supported(x):
+        return "triton"
+    return linear_torch.int8_product(x) or "reference"
+
+
+def tuning_seconds(device: torch.device) -> float:
+    """How long tuning may still take on a device in this process; 0 where its tiles are not timed."""
+    if int8_backend(device) != "triton":
+        return 0.0
+    tiles = gemm_triton.int8_tiles(torch.cuda.get_device_capability(device))
+    return process_tuner().seconds_left() if len(tiles) > 1 else 0.0

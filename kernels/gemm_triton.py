@@ -17,7 +17,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .support_triton import on_device
-from .tuning import fastest
+from .tuner import fastest
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from .gemm_triton import capability_of
 from .hadamard import hadamard_quantize_int8
 from .int8 import quantize_int8
 from .support_triton import on_device, product_dtype, rows_contiguous, supported
-from .tuning import fastest
+from .tuner import fastest
 
 COLUMNS = 128  # of a chunk: the largest rotation
 PLAIN, GELU, NORM = 0, 1, 2  # what is done to a row first

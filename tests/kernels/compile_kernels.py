@@ -4,7 +4,7 @@ Run by `test_compile.py` in a process of its own, since kernels that are interpr
 
     python tests/kernels/compile_kernels.py 90 [a part of the kernels' names]
 
-Tiles that may be timed (`kernels/tuning.py`) are compiled only where that part is "candidate".
+Tiles that may be timed (`kernels/tuner.py`) are compiled only where that part is "candidate".
 """
 
 from __future__ import annotations

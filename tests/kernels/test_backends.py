@@ -88,6 +88,19 @@ def test_the_status_is_one_sentence():
         assert "references serve" in line
 
 
+@pytest.mark.parametrize(
+    "triton, capability, seconds",
+    [(True, (8, 9), 20), (True, (9, 0), 0), (False, (8, 9), 0)],  # the table of 9.0 was measured
+)
+def test_tuning_is_told_beforehand(monkeypatch, triton, capability, seconds):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    monkeypatch.setattr(kernels.support_triton, "supported", lambda x: triton)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+    device = torch.device("cpu")  # as if it were a GPU
+    assert kernels.int8_backend(device) == ("triton" if triton else "reference")
+    assert kernels.tuning_seconds(device) == seconds
+
+
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_a_gpu_that_is_too_old_is_told(monkeypatch):
     from sixbit_diffusion.kernels import support_triton

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sixbit_diffusion.kernels import gelu_int8, norm_modulate_int8, quantize_int8, tuning, use_backend
-from sixbit_diffusion.kernels.tuning import Tuner, fastest
+from sixbit_diffusion.kernels import gelu_int8, norm_modulate_int8, quantize_int8, tuner, use_backend
+from sixbit_diffusion.kernels.tuner import Tuner, fastest
 
 CANDIDATES = ("table", "quick", "slow")
 
@@ -32,11 +32,14 @@ class Bench:
             raise Unfit
         return taken
 
+    def show(self, *line: object) -> None:
+        self.lines.append(line)
+
     def tuner(self, file=None, budget: float = 20.0) -> Tuner:
         return Tuner(file, (Unfit,), budget, self.time_ms, lambda: self.now)
 
     def choose(self, tuner: Tuner, key: str = "product 8x16", may_time: bool = True) -> str:
-        return tuner.choose(key, CANDIDATES, self.launch, may_time, self.lines.append)
+        return tuner.choose(key, CANDIDATES, self.launch, may_time, self.show)
 
 
 def test_the_fastest_is_found_once_and_shown(tmp_path):
@@ -44,7 +47,7 @@ def test_the_fastest_is_found_once_and_shown(tmp_path):
     tuner = bench.tuner(file)
     assert [bench.choose(tuner) for _ in range(3)] == ["quick"] * 3
     assert bench.launched == list(CANDIDATES) and tuner.spent == 3
-    assert bench.lines == [f"tuning product 8x16: {n} of 3" for n in (1, 2, 3)]
+    assert bench.lines == [("product 8x16", n, 3) for n in (1, 2, 3)]
 
     another = Bench()  # process
     assert another.choose(another.tuner(file)) == "quick" and not another.launched
@@ -53,7 +56,7 @@ def test_the_fastest_is_found_once_and_shown(tmp_path):
 
 def test_a_choice_that_is_no_candidate_any_more_is_made_anew(tmp_path):
     file = tmp_path / "tuning.json"
-    tuning.keep(file, "product 8x16", repr("gone"))
+    tuner.keep(file, "product 8x16", repr("gone"))
     bench = Bench()
     assert bench.choose(bench.tuner(file)) == "quick" and bench.launched
 
@@ -90,9 +93,11 @@ def test_off_on_the_cpu_and_in_a_graph(monkeypatch):
         return fastest("product", (rows, 16), CANDIDATES, bench.launch, x)
 
     assert pick() == "table"
-    with tuning.tuning(tuner=bench.tuner()):
+    with tuner.tuning(False, tuner=bench.tuner()):
+        assert pick() == "table"
+    with tuner.tuning(True, tuner=bench.tuner()):
         assert pick() == "table"  # the CPU
-        monkeypatch.setattr(tuning, "_may_time", lambda x: True)
+        monkeypatch.setattr(tuner, "_may_time", lambda x: True)
         assert pick() == "quick" and len(bench.launched) == 3
         assert pick(8) == "quick" and len(bench.launched) == 3  # 5 to 8 rows are one class
         assert pick(9) == "quick" and len(bench.launched) == 6
@@ -104,12 +109,12 @@ def test_graphs_and_compilers_stop_it(monkeypatch):
         is_cuda = True
 
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    assert tuning._may_time(OnGPU())
+    assert tuner._may_time(OnGPU())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert not tuning._may_time(OnGPU())
+    assert not tuner._may_time(OnGPU())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert not tuning._may_time(OnGPU())
+    assert not tuner._may_time(OnGPU())
 
 
 @pytest.fixture

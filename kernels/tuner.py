@@ -25,7 +25,7 @@ BUDGET = 20.0  # seconds a process spends on tuning, compiling included
 REPEATS = 3
 Candidate = TypeVar("Candidate")
 Launch = Callable[[Candidate], None]
-Show = Callable[[str], None]
+Show = Callable[[str, int, int], None]  # (what is tuned, number of the candidate, candidates)
 
 
 def cuda_ms(launch: Callable[[], None]) -> float:
@@ -63,6 +63,10 @@ class Tuner:
     longest: float = 0.0
     choices: dict[str, object] = field(default_factory=dict)
 
+    def seconds_left(self) -> float:
+        """What of the budget is not spent."""
+        return max(0.0, self.budget - self.spent)
+
     def choose(
         self, key: str, candidates: Sequence[Candidate], launch: Launch, may_time: bool, show: Show
     ) -> Candidate:
@@ -82,7 +86,7 @@ class Tuner:
         for number, candidate in enumerate(candidates, 1):
             if self.spent + self.longest > self.budget:  # this one may take as long as the slowest did
                 return best
-            show(f"tuning {key}: {number} of {len(candidates)}")
+            show(key, number, len(candidates))
             begin = self.clock()
             try:
                 taken = self.time_ms(lambda candidate=candidate: launch(candidate))
@@ -101,13 +105,16 @@ _active: list[tuple[Tuner, Show]] = []
 
 
 @contextmanager
-def tuning(show: Show = lambda line: None, tuner: Tuner | None = None) -> Iterator[None]:
-    """Let kernels time their candidates inside the block.
+def tuning(on: bool, show: Show = lambda *_: None, tuner: Tuner | None = None) -> Iterator[None]:
+    """Let kernels time their candidates inside the block, if `on`.
 
     Args:
-        show: told what is being timed, a line each.
+        show: told of every candidate that is about to be timed.
         tuner: another than the process's own (tests).
     """
+    if not on:
+        yield
+        return
     _active.append((tuner or process_tuner(), show))
     try:
         yield
