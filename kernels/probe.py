@@ -19,10 +19,14 @@ import torch
 from .disk_cache import keep, recall
 
 SECONDS = 120  # a first import of torch and Triton and one tiny kernel, on a slow disk
-ROOT = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).resolve().parent
 VERDICT = "verdict:"  # before what the process says, since libraries may print too
+# This package by its place: the Python of ComfyUI for Windows imports from its own folders alone.
 CHILD = f"""
-import sys
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("kernels", {str(HERE / "__init__.py")!r})
+sys.modules["kernels"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["kernels"])
 from kernels.support_triton import failure
 print({VERDICT!r} + failure(int(sys.argv[1])), flush=True)
 """
@@ -56,7 +60,6 @@ def ask(command: list[str], seconds: float = SECONDS) -> str | None:
     try:
         ran = subprocess.run(
             command,
-            cwd=ROOT,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",

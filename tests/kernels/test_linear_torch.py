@@ -137,6 +137,20 @@ def test_the_product_is_chosen_by_gpu(monkeypatch, capability, has_kitchen, prod
     assert product in linear_torch.SPOKEN
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["int_mm", "half", "kitchen"])
+@pytest.mark.parametrize("inner, outer", [(3072, 3072), (12288, 3072)])
+def test_on_a_gpu_at_model_sizes(name, inner, outer, make):
+    if name == "kitchen" and not linear_torch.kitchen_multiplies():
+        pytest.skip("comfy-kitchen has no INT8 linear for CUDA here")
+    q, row_scale, weights, biases = operands(4100, inner, (outer,), make, 128)
+    given = [t.cuda() for t in (q, row_scale)] + [[tuple(t.cuda() for t in weights[0])], [biases[0].cuda()]]
+    exact = by("reference", int8_linear, *given, torch.float32)
+    once = (exact.bfloat16().float() - exact).norm()
+    got = int8_linear.implementations[name][0](*given, torch.bfloat16)
+    assert (got.float() - exact).norm() <= (2 if name == "half" else 1.01) * once
+
+
 @kitchen
 def test_kitchens_backends_are_asked():
     assert linear_torch.kitchen_multiplies("eager")

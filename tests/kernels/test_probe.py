@@ -30,8 +30,9 @@ def fate(monkeypatch):
         ("headers", ["exit status 1", "fatal error: Python.h", "headers are missing: install them"]),
     ],
 )
-def test_a_process_of_its_own_tells(fate, word, parts):
+def test_a_process_of_its_own_tells(fate, word, parts, monkeypatch, tmp_path):
     fate(word)
+    monkeypatch.chdir(tmp_path)
     found = probe.ask([sys.executable, "-c", probe.CHILD, "0"])
     assert "\n" not in found and all(part in found for part in parts)
 

@@ -173,6 +173,25 @@ def test_every_tile_of_int8_gives_the_same_bits(device, capability, make):
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_tiles_are_timed_and_kept(monkeypatch, tmp_path, make):
+    gemm = pytest.importorskip("sixbit_diffusion.kernels.gemm_triton")
+    from sixbit_diffusion.kernels.support_triton import UNFIT
+
+    a, b = (torch.randint(-127, 128, (n, 1024), dtype=torch.int8).cuda() for n in (3000, 2048))
+    given = (a, b, *(make(n, 1).cuda() for n in (3000, 2048)), None, torch.bfloat16)
+    capability = torch.cuda.get_device_capability()
+    monkeypatch.setattr(gemm, "INT8_OTHERS", {gemm._table_key(capability): (gemm.SMALL_GEMM_TILE, gemm.WIDE)})
+    expected, file, lines = gemm.scaled_gemm(*given), tmp_path / "tuning.json", []
+    found = Tuner(file, UNFIT)
+    with tuner.tuning(True, lambda *line: lines.append(line), found):
+        assert torch.equal(gemm.scaled_gemm(*given), expected)
+        assert torch.equal(gemm.scaled_gemm(*given), expected)
+    ((key, choice),) = found.choices.items()
+    assert "4096x2048x1024" in key and [line[1:] for line in lines] == [(n, 3) for n in (1, 2, 3)]
+    assert tuner.recall(file, key) == repr(choice) and 0 < found.spent < 60
+
+
 def test_a_measured_table_is_not_timed():
     gemm = pytest.importorskip("sixbit_diffusion.kernels.gemm_triton")
     from sixbit_diffusion.kernels.rows_triton import row_tiles
