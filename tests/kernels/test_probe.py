@@ -92,7 +92,7 @@ def test_a_verdict_is_kept_until_something_changes(asked, tmp_path, monkeypatch,
 def test_no_verdict_is_not_kept(asked, tmp_path):
     asked.says = None
     assert [probe.verdict(0, "3.9.0", tmp_path / "probe.json") for _ in range(2)] == [None, None]
-    assert asked.times == 2
+    assert asked.times == 2 and not (tmp_path / "probe.json").exists()
 
 
 def test_a_verdict_turns_triton_off(monkeypatch):
