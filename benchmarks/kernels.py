@@ -1,8 +1,9 @@
 """Speed of the ops on a GPU: `python benchmarks/kernels.py`; results in benchmarks/results/kernels.json.
 
-linear_w4a8 with quantization and weight cast against F.linear in bf16 and, where it is importable, against
-comfy-kitchen's int8_linear with rotation; passes over rows by the bytes that they must move (read once,
-written once), as a share of what a copy on the same card moves. Random data; medians of CUDA events.
+linear_w4a8 with quantization and weight cast against F.linear in bf16, against the ways that serve without
+Triton (`linear_torch`) and, where it is importable, against comfy-kitchen's int8_linear with rotation; passes
+over rows by the bytes that they must move (read once, written once), as a share of what a copy on the same
+card moves. Random data; medians of CUDA events.
 """
 
 import argparse
@@ -70,13 +71,14 @@ def linears(size: Size, device: torch.device, repeats: int) -> tuple[dict[str, f
         block = hadamard_block_size(inner)
         weights, biases = [_nvfp4(part, block) for part in dense.chunk(parts)], list(bias.chunk(parts))
 
-        def ours(x=x, block=block, weights=weights, biases=biases) -> torch.Tensor:
-            return int8_linear(*hadamard_quantize_int8(x, block), weights, biases, x.dtype)
+        def ours(linear=int8_linear, x=x, block=block, weights=weights, biases=biases) -> torch.Tensor:
+            return linear(*hadamard_quantize_int8(x, block), weights, biases, x.dtype)
 
         def stock(x=x, dense=dense, bias=bias) -> torch.Tensor:
             return torch.nn.functional.linear(x, dense, bias)
 
         calls: dict[str, Callable] = {"ours": ours, "bf16": stock}
+        calls |= {f"without_triton_{name}": _by(name, ours) for name in _products(device)}
         kitchen = _kitchen(x, outer, bias)
         if kitchen is not None:
             calls["kitchen"] = kitchen
@@ -154,6 +156,25 @@ def _decoded(weights: list, block: int) -> torch.Tensor:
     from sixbit_diffusion.kernels import block_hadamard, dequantize_nvfp4
 
     return torch.cat([block_hadamard(dequantize_nvfp4(*weight), block) for weight in weights])
+
+
+def _products(device: torch.device) -> list[str]:
+    """Ways of `int8_linear` without Triton that this machine has."""
+    from sixbit_diffusion.kernels.linear_torch import PRODUCTS, kitchen_multiplies
+
+    has_kitchen = kitchen_multiplies("cuda" if device.type == "cuda" else "eager")
+    return [name for name in PRODUCTS if name != "kitchen" or has_kitchen]
+
+
+def _by(product: str, call: Callable) -> Callable:
+    """`call` as it is without Triton: its product in this way, the rest by references."""
+    from sixbit_diffusion.kernels import int8_linear, use_backend
+
+    def without_triton() -> torch.Tensor:
+        with use_backend("reference"):
+            return call(int8_linear.implementations[product][0])
+
+    return without_triton
 
 
 def _kitchen(x: torch.Tensor, outer: int, bias: torch.Tensor) -> Callable | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..kernels import backend_line
+from ..kernels import backend_line, tuning_seconds
 from ..sixbit_core.checkpoint import CheckpointError
 from ..sixbit_core.config import NATIVE_FP4
 from .errors import InputError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 PATHS = (
     (NATIVE_FP4, "FP4 tensor cores: NVFP4 and INT8 activations both gain speed"),
     ((8, 0), "no FP4 tensor cores: INT8 activations gain speed, NVFP4 is emulated and gains none"),
-    ((0, 0), "no INT8 kernels for this GPU: the references serve, right and slow"),
+    ((0, 0), "no Triton kernels for this GPU: right and slow"),
 )
 WHY = {"diffusers": "sampling", "transformers": "captions", "triton": "GPU kernels"}
 
@@ -64,7 +64,11 @@ def machine_path(machine: Machine) -> str:
     """What the block linears will run on."""
     if machine.device.type == "cpu":
         return f"{backend_line()} On a CPU they are right and slow; the reference model is made for it."
-    return f"{backend_line()} {capability_path(machine.capability or (0, 0))}"
+    seconds = tuning_seconds(machine.device)
+    tuning = (
+        f" A first run tunes kernels for up to {seconds:.0f} s (not with --no-tuning)." if seconds else ""
+    )
+    return f"{backend_line()}{tuning} {capability_path(machine.capability or (0, 0))}"
 
 
 def capability_path(capability: tuple[int, int]) -> str:

@@ -192,6 +192,8 @@ def _add_run(parser: Parser) -> None:
     )
     group.add_argument("--predictor", metavar="FILE", help="written by `sixbit calibrate` for this model")
     group.add_argument("--no-pdr", action="store_true", help="no purified refresh after a skip")
+    told = "take the tiles of kernels from the table, on a GPU where they would be timed first"
+    group.add_argument("--no-tuning", action="store_true", help=told)
     group.add_argument("--cache", default="tdc", metavar="NAME", help="off or tdc (default tdc)")
     group.add_argument("--threshold", type=_number, help=f"of the cache ({CHOSEN_BY_PRESET})")
     group.add_argument("--max-skips", type=int, metavar="N", help=f"in a row ({CHOSEN_BY_PRESET})")

@@ -194,6 +194,7 @@ def read_choice(given: Namespace) -> Choice:
         bits=given.bits,
         predictor=_path(given.predictor),
         purified_refresh=False if given.no_pdr else None,
+        tune=False if given.no_tuning else None,
         threshold=given.threshold,
         max_skips=given.max_skips,
         start=given.start,

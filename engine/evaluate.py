@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..kernels import tuning
 from .errors import InputError
 from .facts import ModelFacts, check_clip, check_sampling, check_text_to_video, read_facts
 from .files import check_target, write_json
@@ -212,6 +213,7 @@ def _make(
     for key in keys:
         prompt, clip = work.clips[key]
         full = sample_frames(model, None, clip)[0] if request.against_full else None
-        row = evaluate_clip(model, work.settings, work.machine, prompt, clip, full, request.command)
+        with tuning(work.settings.tunes, lambda _, number, of: progress("tuning", number, of)):
+            row = evaluate_clip(model, work.settings, work.machine, prompt, clip, full, request.command)
         work.store.add(key, row)
         progress("clips", len(work.store.rows), len(work.clips))

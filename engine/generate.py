@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..kernels import tuning
 from ..sixbit_core.report_image import draw_run
 from .errors import InputError
 from .facts import ModelFacts, check_clip, check_sampling, read_facts
@@ -112,7 +113,8 @@ def generate(
     settings = place_cache(model, settings, clip)
     for line in filter(None, (settings.note, status_line(model, settings, machine, clip))):
         say(line)
-    run = sample(model, settings, clip, embeds, lambda done, of: progress(settings.precision, done, of))
+    with tuning(settings.tunes, lambda _, number, of: progress("tuning", number, of)):
+        run = sample(model, settings, clip, embeds, lambda done, of: progress(settings.precision, done, of))
     decode_begin = time.perf_counter()
     frames = model.decode(run.latents, clip.frames)
     end = time.perf_counter()

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..kernels import backend_line
+from ..kernels import backend_line, tuning_seconds
 from .facts import ModelFacts
 from .machine import Machine, peak_memory_bytes, spelled_bytes, versions
 from .metrics import psnr, ssim
@@ -73,6 +73,8 @@ def status_line(model: LoadedModel, settings: RunSettings, machine: Machine, cli
     if settings.cache is not None:
         held = cache_bytes(model.facts, settings, clip, model.dtype)
         words.append(f"delta cache {spelled_bytes(held)} ({settings.cache.location})")
+    if settings.tunes and (seconds := tuning_seconds(model.device)):
+        words.append(f"tuning up to {seconds:.0f} s")
     return "; ".join([*words, backend_line()])
 
 

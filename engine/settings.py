@@ -27,6 +27,7 @@ class Choice:
             `default_precision`.
         cache: "tdc" or "off".
         predictor: predictor file, or None for the bundled one where it fits.
+        tune: False for `--no-tuning`.
     """
 
     precision: str | None = None
@@ -36,6 +37,7 @@ class Choice:
     bits: float | None = None
     predictor: Path | None = None
     purified_refresh: bool | None = None
+    tune: bool | None = None
     threshold: float | None = None
     max_skips: int | None = None
     start: float | None = None
@@ -67,6 +69,11 @@ class RunSettings:
     def router(self) -> str | None:
         """Name of the router, None in full precision."""
         return self.dmpq.router if self.dmpq else None
+
+    @property
+    def tunes(self) -> bool:
+        """Whether kernels may time their tiles."""
+        return self.dmpq is not None and self.dmpq.tune
 
     def label(self, bits: float | None = None) -> str:
         """The run in a few words.
@@ -180,7 +187,12 @@ def _cache(choice: Choice, preset: DeltaCacheConfig) -> DeltaCacheConfig | None:
 
 
 def _dmpq(choice: Choice, precision: str, preset: DMPQConfig) -> DMPQConfig:
-    changes = {"router": choice.router, "bits": choice.bits, "purified_refresh": choice.purified_refresh}
+    changes = {
+        "router": choice.router,
+        "bits": choice.bits,
+        "purified_refresh": choice.purified_refresh,
+        "tune": choice.tune,
+    }
     if precision in FIXED_ROUTERS:
         changes["router"] = FIXED_ROUTERS[precision]
     if precision == "w4a16":  # stays 16-bit after a skip too: PDR has nothing to mend there

@@ -1,17 +1,27 @@
 """Number formats and fused operations: float32 references in plain PyTorch, and faster twins of them.
 
 Every op is an `Op` (see `dispatch`): calling it runs the first twin that can take the arguments, else the
-reference. Without Triton everything here imports and the references serve.
+reference. Without Triton everything here imports; the references serve, and on a GPU `linear_torch`.
 """
 
 from __future__ import annotations
 
+import torch
+
 try:
-    import triton as _triton  # noqa: F401  (only to see whether it is there)
-except ImportError:
-    _HAS_TRITON = False
+    import triton.knobs as _knobs  # noqa: F401  (only to see whether they are there)
+    import triton.tools.tensor_descriptor as _descriptors  # noqa: F401
+except ModuleNotFoundError as error:
+    _NO_TRITON = "Triton is not installed" if error.name == "triton" else "Triton is older than 3.6"
+except (
+    ImportError,
+    OSError,
+    RuntimeError,
+    AttributeError,
+) as error:  # a library that is missing
+    _NO_TRITON = f"Triton cannot be imported: {(str(error).strip().splitlines() or [repr(error)])[0]}"
 else:
-    _HAS_TRITON = True
+    _NO_TRITON = ""
 
 from .cast import cast_nvfp4_to_int8
 from .delta import apply_delta
@@ -24,12 +34,14 @@ from .measures import block_measures, magnitudes, outlier_ratio, ratio_of
 from .nvfp4 import dequantize_nvfp4, quantize_nvfp4
 from .rotary import norm_rotary_
 from .scale_tiles import tile_scales, untile_scales
+from .tuner import process_tuner, tuning
 
-if _HAS_TRITON:
+if not _NO_TRITON:
     from . import (  # noqa: F401  (importing a module of twins registers them)
         cast_triton,
         delta_triton,
         fused_triton,
+        gemm_triton,
         hadamard_triton,
         linear_triton,
         measures_triton,
@@ -39,6 +51,7 @@ if _HAS_TRITON:
         rows_triton,
         support_triton,
     )
+from . import linear_torch  # after Triton's: of the twins that can, the first one registered runs
 
 __all__ = [
     "Op",
@@ -53,6 +66,7 @@ __all__ = [
     "hadamard_block_size",
     "hadamard_quantize_int8",
     "hadamard_quantize_nvfp4",
+    "int8_backend",
     "int8_linear",
     "linear_w4a4",
     "linear_w4a8",
@@ -66,6 +80,8 @@ __all__ = [
     "quantize_nvfp4",
     "ratio_of",
     "tile_scales",
+    "tuning",
+    "tuning_seconds",
     "untile_scales",
     "use_backend",
 ]
@@ -73,6 +89,25 @@ __all__ = [
 
 def backend_line() -> str:
     """One sentence for people: which kernels this machine will run, and why not others."""
-    status = support_triton.status() if _HAS_TRITON else "Triton is not installed"
-    serves = "" if "kernels on" in status else "; the PyTorch references serve"
-    return f"Kernels: {status}{serves}."
+    status = _NO_TRITON or support_triton.status()
+    if "kernels on" in status:
+        return f"Kernels: {status}."
+    products = linear_torch.status()
+    rest = "the PyTorch references serve" + (" the rest" if products else "")
+    return f"Kernels: {'; '.join(filter(None, (status, products, rest)))}."
+
+
+def int8_backend(device: torch.device) -> str:
+    """What multiplies INT8 on a device: "triton", one of `linear_torch.PRODUCTS`, or "reference"."""
+    x = torch.empty(0, device=device)
+    if not _NO_TRITON and support_triton.supported(x):
+        return "triton"
+    return linear_torch.int8_product(x) or "reference"
+
+
+def tuning_seconds(device: torch.device) -> float:
+    """How long tuning may still take on a device in this process; 0 where its tiles are not timed."""
+    if int8_backend(device) != "triton":
+        return 0.0
+    tiles = gemm_triton.int8_tiles(torch.cuda.get_device_capability(device))
+    return process_tuner().seconds_left() if len(tiles) > 1 else 0.0

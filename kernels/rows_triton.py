@@ -9,7 +9,7 @@ rounded by an addition (`formats_triton.int8_of_product`), and the factor of the
 Offsets inside a tile are int32: as int64 they take registers and time.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -28,6 +28,7 @@ from .gemm_triton import capability_of
 from .hadamard import hadamard_quantize_int8
 from .int8 import quantize_int8
 from .support_triton import on_device, product_dtype, rows_contiguous, supported
+from .tuner import fastest
 
 COLUMNS = 128  # of a chunk: the largest rotation
 PLAIN, GELU, NORM = 0, 1, 2  # what is done to a row first
@@ -50,6 +51,7 @@ class RowTile:
 # (chunks of a tile, warps, stages, programs) by major compute capability. One stage: the next tile comes
 # straight into registers, since in shared memory the coefficients of rows that are normalized would come too.
 LAUNCH = {9: {PLAIN: (128, 4, 2, 4), GELU: (128, 8, 2, 2), NORM: (64, 4, 1, 6)}}
+OTHER_PROGRAMS = (1, 2, 3, 4, 6)  # timed beside the table's on other GPUs; anything else would change sums
 SMALL_LAUNCH = {PLAIN: (64, 8, 2, 2), GELU: (128, 8, 1, 2), NORM: (128, 8, 1, 2)}
 
 
@@ -253,40 +255,61 @@ def launch_rows(
     (B, tiles of an item, 2): the largest and the sum of |x| of each tile, before the rotation.
     """
     batch, tokens, width = video.shape
-    tile = row_tile(width, video.dtype, prologue, capability_of(video), block)
-    item_tiles = triton.cdiv(text.shape[1], tile.rows) + triton.cdiv(tokens, tile.rows)
+    tiles = row_tiles(width, video.dtype, prologue, capability_of(video), block)
+    rows = tiles[0].rows
+    item_tiles = triton.cdiv(text.shape[1], rows) + triton.cdiv(tokens, rows)
     partial = torch.empty((batch, item_tiles, 2), device=video.device) if outliers else None
     block = max(block, 1)
-    with on_device(video):
-        rows_kernel[(min(batch * item_tiles, multiprocessors(video) * tile.programs),)](
-            text if text.shape[1] else video,
-            video,
-            video if coefficients is None else coefficients,
-            y,
-            y if scale is None else scale,
-            y if partial is None else partial,
-            batch,
-            text.shape[1],
-            tokens,
-            width if row_stride is None else row_stride,
-            eps,
-            K=width,
-            ROWS=tile.rows,
-            CHUNKS=tile.chunks,
-            COLUMNS=COLUMNS,
-            PROLOGUE=prologue,
-            QUANTIZE=scale is not None,
-            OUTLIERS=outliers,
-            HADAMARD=block,
-            FACTOR=block**-0.5,
-            PRODUCT=product_dtype(video),
-            STAGES=tile.stages,
-            AHEAD=tile.ahead,
-            INTERPRETED=not video.is_cuda,
-            num_warps=tile.warps,
-            enable_fp_fusion=True,  # only sums of squares have anything to fuse
-        )
+
+    def launch(tile: RowTile) -> None:
+        programs = min(batch * item_tiles, multiprocessors(video) * tile.programs)
+        with on_device(video):
+            rows_kernel[(programs,)](
+                text if text.shape[1] else video,
+                video,
+                video if coefficients is None else coefficients,
+                y,
+                y if scale is None else scale,
+                y if partial is None else partial,
+                batch,
+                text.shape[1],
+                tokens,
+                width if row_stride is None else row_stride,
+                eps,
+                K=width,
+                ROWS=tile.rows,
+                CHUNKS=tile.chunks,
+                COLUMNS=COLUMNS,
+                PROLOGUE=prologue,
+                QUANTIZE=scale is not None,
+                OUTLIERS=outliers,
+                HADAMARD=block,
+                FACTOR=block**-0.5,
+                PRODUCT=product_dtype(video),
+                STAGES=tile.stages,
+                AHEAD=tile.ahead,
+                INTERPRETED=not video.is_cuda,
+                num_warps=tile.warps,
+                enable_fp_fusion=True,  # only sums of squares have anything to fuse
+            )
+
+    name = f"rows {prologue} {str(video.dtype).removeprefix('torch.')}" + " int8" * (scale is not None)
+    launch(fastest(name, (batch * (text.shape[1] + tokens), width), tiles, launch, video))
     return partial
+
+
+@cache
+def row_tiles(
+    width: int, dtype: torch.dtype, prologue: int, capability: tuple[int, int], block: int
+) -> tuple[RowTile, ...]:
+    """Tiles that may be timed, the table's first; it alone where it was measured.
+
+    They differ in the number of programs, which decides who computes a row, not how.
+    """
+    tile = row_tile(width, dtype, prologue, capability, block)
+    if capability[0] in LAUNCH:
+        return (tile,)
+    return (tile, *(replace(tile, programs=n) for n in OTHER_PROGRAMS if n != tile.programs))
 
 
 def row_tile(

@@ -1,19 +1,26 @@
 """Whether the Triton twins can run on a tensor's device, and why not where they cannot.
 
 Having Triton installed is not enough: it needs a C compiler for its launcher and a GPU that it supports. One
-tiny kernel, run once per device and process, tells; the reason of a failure is kept and shown.
+tiny kernel tells, run first in a process that may die of it (`probe`), then once per device in this one; the
+reason of a failure is kept and shown.
 """
 
 import errno
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from pathlib import Path
 from subprocess import CalledProcessError
 
 import torch
 import triton
 import triton.language as tl
 from triton.errors import TritonError
+from triton.runtime.errors import OutOfResources
 
+from . import probe
+
+TRITON_VERSION = triton.__version__
+UNFIT = (OutOfResources,)  # a configuration that takes more shared memory or registers than the GPU has
 OLDEST_CAPABILITY = (8, 0)  # INT8 products do not compile below
 
 # How Triton says that it cannot work here: a kernel or ptxas that it cannot compile; a C compiler that is
@@ -21,6 +28,7 @@ OLDEST_CAPABILITY = (8, 0)  # INT8 products do not compile below
 # that refuses the kernel (RuntimeError).
 UNABLE = (TritonError, RuntimeError, OSError, ImportError, CalledProcessError)
 PASSING_OS_ERRORS = {errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN}
+PASSING = ("out of memory", "busy or unavailable")  # the latter: a GPU that serves one process at a time
 # torch.AcceleratorError, an earlier kernel's fault, is a plain RuntimeError before PyTorch 2.8.
 CRASHED = (torch.cuda.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.cuda.OutOfMemoryError))
 
@@ -54,14 +62,24 @@ def reason_against(device: int) -> str:
     capability = torch.cuda.get_device_capability(device)
     if capability < OLDEST_CAPABILITY:
         return f"the Triton kernels need compute capability 8.0, this GPU has {capability[0]}.{capability[1]}"
+    found = probe.verdict(device, triton.__version__, kept("probe.json")) or failure(device)
+    return found and f"Triton {triton.__version__} does not run here: {found}"
+
+
+def failure(device: int) -> str:
+    """Launch one kernel here: "" or the last line of what went wrong. Raises as `reason_against`."""
     try:
         _probe(device)
     except UNABLE as error:
         if _is_passing(error):
             raise
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        return f"Triton {triton.__version__} does not run here: {lines[-1]}"
+        return (str(error).strip().splitlines() or [type(error).__name__])[-1]
     return ""
+
+
+def kept(name: str) -> Path:
+    """A file of ours in Triton's own cache, which goes with it."""
+    return Path(triton.knobs.cache.dir) / "sixbit" / name
 
 
 def _probe(device: int) -> None:
@@ -74,7 +92,7 @@ def _is_passing(error: Exception) -> bool:
     """Whether this error tells of the moment (or of a GPU that has crashed) rather than of the machine."""
     if isinstance(error, OSError):
         return error.errno in PASSING_OS_ERRORS
-    return isinstance(error, CRASHED) or "out of memory" in str(error)
+    return isinstance(error, CRASHED) or any(words in str(error) for words in PASSING)
 
 
 def on_device(x: torch.Tensor) -> AbstractContextManager:

@@ -1,6 +1,7 @@
 """Node: route the activations of a 6-bit model between NVFP4 and INT8 (DMPQ), bf16 after skips (PDR)."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,13 @@ class SixBitApplyDMPQ(io.ComfyNode):
                     advanced=True,
                     tooltip="auto: what this GPU is fast at. emulate: NVFP4 numerics on any device.",
                 ),
+                io.Boolean.Input(
+                    "tuning",
+                    default=True,
+                    optional=True,
+                    advanced=True,
+                    tooltip="A first run may time a few kernels, at most 20 s. The clip is the same.",
+                ),
             ],
             outputs=[io.Model.Output()],
         )
@@ -95,6 +103,7 @@ class SixBitApplyDMPQ(io.ComfyNode):
         activation_bits: float = _BITS,
         purified_refresh: bool = True,
         compute: str = "auto",
+        tuning: bool = True,
     ) -> io.NodeOutput:
         if not known_host():
             return io.NodeOutput(model)
@@ -105,7 +114,7 @@ class SixBitApplyDMPQ(io.ComfyNode):
             raise ValueError(
                 "Apply DMPQ needs a model with 6-bit weights; load it with Load 6Bit CogVideoX, weights 6-bit"
             )
-        config = dmpq_config(preset, router, activation_bits, purified_refresh)
+        config = replace(dmpq_config(preset, router, activation_bits, purified_refresh), tune=tuning)
         config, line = fit_to_machine(config, path_of(comfy.model_management.get_torch_device()), compute)
         found = find_predictor(predictor, predictor_folder(), facts.checkpoint.fingerprint)
         logging.info(f"6Bit: {line}")

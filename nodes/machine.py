@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from ..kernels import int8_backend
 from ..sixbit_core.config import DMPQConfig, default_precision
 
 FP4, INT8, REFERENCE = "fp4", "int8", "reference"
@@ -35,7 +36,13 @@ def path_of(device: torch.device) -> str:
     """`compute_path` of a device at hand."""
     hip = torch.version.hip is not None
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" and not hip else None
-    return compute_path(device.type, capability, hip)
+    path = compute_path(device.type, capability, hip)
+    return path if path == REFERENCE else path_by(int8_backend(device), path)
+
+
+def path_by(backend: str, path: str) -> str:
+    """What a GPU's path is under the backend that multiplies INT8 there: only Triton's has FP4 products."""
+    return {"triton": path, "kitchen": INT8, "int_mm": INT8}.get(backend, REFERENCE)
 
 
 def default_dmpq(path: str) -> DMPQConfig | None:

@@ -16,6 +16,7 @@ import comfy.model_patcher
 import torch
 from comfy_api.torch_helpers.torch_compile import TORCH_COMPILE_KWARGS
 
+from ..kernels import tuning
 from ..sixbit_core.config import DeltaCacheConfig
 from ..sixbit_core.layout import Stream
 from ..sixbit_core.predictor import Predictor
@@ -87,7 +88,8 @@ def outer_sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
     options["transformer_options"][RUN] = ActiveRun(state, last_sigma, held, _compiler(original))
     guider.model_options = options
     try:
-        result = executor(*args, **kwargs)
+        with tuning(dmpq is not None and dmpq.tune, _tell_tuning):
+            result = executor(*args, **kwargs)
         state.finish()
         return result
     finally:
@@ -95,6 +97,11 @@ def outer_sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
         state.close()
         options["transformer_options"].pop(RUN, None)
         guider.model_options = original
+
+
+def _tell_tuning(what: str, number: int, candidates: int) -> None:
+    if number == 1:
+        logging.info(f"6Bit: tuning {what}, {candidates} candidates")
 
 
 def _conditionings(guider: Any) -> int:

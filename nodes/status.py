@@ -2,7 +2,7 @@
 
 import torch
 
-from ..kernels import backend_line
+from ..kernels import backend_line, tuning_seconds
 from ..sixbit_core.config import DeltaCacheConfig, DMPQConfig
 from .machine import PATHS, path_of
 from .memory import Demand
@@ -28,7 +28,8 @@ def status_line(
         parts.append(f"delta cache up to {_size(demand.cache(cache.location))} ({cache.location})")
         needed += demand.cache_on_gpu(cache.location)
     words.append(f"needs {_size(needed)} ({', '.join(parts)}), {_size(free)} free")
-    words.append("tuning 0 s")
+    seconds = tuning_seconds(device) if dmpq is not None and dmpq.tune else 0
+    words.append(f"tuning up to {seconds:.0f} s" if seconds else "tuning 0 s")
     return "6Bit: " + "; ".join([*words, backend_line()])
 
 

@@ -31,6 +31,7 @@ class DMPQConfig:
         theta: threshold of the "gamma" router in place of the predictor's (calibration sets it).
         bits_of: what `bits` means for the "gamma" router: those of "routing" alone, as without the cache,
             or of the whole "run", in which INT8 is forced after every skip.
+        tune: kernels may time a few tiles on GPUs whose table was not measured; no number depends on it.
     """
 
     router: str = "gamma"
@@ -41,6 +42,7 @@ class DMPQConfig:
     error: str = "excess"
     theta: float | None = None
     bits_of: str = "routing"
+    tune: bool = True
 
     def __post_init__(self) -> None:
         if not 4.0 <= self.bits <= 8.0:

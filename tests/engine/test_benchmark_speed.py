@@ -43,6 +43,8 @@ def test_kernels(bench):
     }
     assert expected <= set(bars) and all(value > 0 for value in bars.values())
     assert all(0 < rows[f"w4a8.{shape}"]["error_against_decoded_weight"] < 0.02 for shape in shapes)
+    ways = {f"without_triton_{way}_ms" for way in ("int_mm", "half")}
+    assert all(ways <= rows[f"w4a8.{shape}"].keys() for shape in shapes)
 
 
 def test_forward_skips_and_loop_add_up_in_one_file(bench):

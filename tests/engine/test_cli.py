@@ -126,6 +126,7 @@ def test_a_value_that_is_given_wins_over_the_preset():
     moved = resolve(Choice(preset="fast", threshold=0.1, bits=7.0, cache_location="host"), lambda: "")
     assert (moved.cache.threshold, moved.cache.max_skips, moved.dmpq.bits) == (0.1, 3, 7.0)
     assert moved.cache.location == "host"
+    assert preset.tunes and not resolve(Choice(tune=False), lambda: "").tunes
     assert resolve(Choice(precision="w4a16"), lambda: "").dmpq.purified_refresh is False
     assert resolve(Choice(precision="w4a8"), lambda: "").dmpq.purified_refresh is True
     assert (

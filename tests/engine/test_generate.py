@@ -12,6 +12,7 @@ from sixbit_diffusion.engine.cli import main
 from sixbit_diffusion.engine.errors import InputError
 from sixbit_diffusion.engine.machine import find_machine
 from sixbit_diffusion.engine.memory import check_memory
+from sixbit_diffusion.engine.settings import Choice
 from sixbit_diffusion.engine.video import write_mp4
 
 REPORT_KEYS = {
@@ -67,6 +68,27 @@ def test_the_comparison_is_not_counted(tiny_folder, tmp_path, monkeypatch):
     report = generating.generate(request).report
     assert report["seconds"]["sample"] == 2 and report["seconds_full_precision"]["sample"] == 30
     assert report["seconds"]["total"] < 3
+
+
+@pytest.mark.parametrize("tune", [None, False])
+def test_kernels_may_tune_while_a_clip_is_sampled_unless_told_not_to(
+    tiny_folder, tmp_path, monkeypatch, tune
+):
+    from sixbit_diffusion.kernels import tuner
+
+    def sample(*_):
+        assert len(tuner._active) == (0 if tune is False else 1)
+        for _, show in tuner._active:
+            show("a product", 1, 4)
+        raise InterruptedError
+
+    shown = []
+    monkeypatch.setattr(generating, "sample", sample)
+    choice = Choice(precision="w4a8", tune=tune)
+    request = generating.GenerateRequest(str(tiny_folder), "a star", tmp_path / "out", choice, device="cpu")
+    with pytest.raises(InterruptedError):
+        generating.generate(request, lambda *step: shown.append(step))
+    assert shown == ([] if tune is False else [("tuning", 1, 4)]) and not tuner._active
 
 
 def test_nothing_of_an_earlier_run_stays_when_writing_fails(tiny_folder, tmp_path, monkeypatch):

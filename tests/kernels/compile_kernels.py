@@ -3,6 +3,8 @@
 Run by `test_compile.py` in a process of its own, since kernels that are interpreted cannot be compiled:
 
     python tests/kernels/compile_kernels.py 90 [a part of the kernels' names]
+
+Tiles that may be timed (`kernels/tuner.py`) are compiled only where that part is "candidate".
 """
 
 from __future__ import annotations
@@ -32,7 +34,18 @@ PRODUCT = re.compile(r"\b((?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)\.\S+)")
 
 ROW_DTYPES = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
 EVERY_DTYPE = {86, 120}  # the oldest and the newest GPUs of least shared memory; elsewhere bfloat16 alone
+CANDIDATE = "candidate"
 WEIGHT = {"data_ptr": "*u8", "scale_ptr": "*u8", "global_ptr": "*fp32"}
+GEMM_TYPES = {
+    "y_ptr": "*bf16",
+    "row_scale_ptr": "*fp32",
+    "column_scale_ptr": "*fp32",
+    "bias_ptr": "*bf16",
+    "M": "i32",
+    "N": "i32",
+    "K": "i32",
+    "column_stride": "i32",
+}
 
 
 @dataclass(frozen=True)
@@ -53,7 +66,8 @@ def main(arch: int, only: str = "") -> None:
         )
         sys.modules["sixbit_diffusion"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules["sixbit_diffusion"])
-    for job in (job for job in jobs(arch) if only in job.name):
+    named = candidate_jobs if only == CANDIDATE else jobs
+    for job in (job for job in named(arch) if only in job.name):
         print(json.dumps({"name": job.name, **compile_job(job, arch)}), flush=True)
 
 
@@ -228,50 +242,25 @@ def block_jobs(dtype: str) -> Iterator[Job]:
     )
 
 
+def candidate_jobs(arch: int) -> Iterator[Job]:
+    """The INT8 product with every other tile that may be timed on this architecture."""
+    from sixbit_diffusion.kernels import gemm_triton
+
+    for number, tile in enumerate(gemm_triton.int8_tiles((arch // 10, arch % 10))[1:], 1):
+        yield gemm_job(gemm_triton, f"scaled_gemm i8 {CANDIDATE} {number}", "i8", 1, tile)
+
+
 def gemm_jobs(gemm_triton: object, capability: tuple[int, int]) -> Iterator[Job]:
     """The products: INT8 and bfloat16 operands everywhere, NVFP4 where the hardware has them."""
-    common = {
-        "y_ptr": "*bf16",
-        "row_scale_ptr": "*fp32",
-        "column_scale_ptr": "*fp32",
-        "bias_ptr": "*bf16",
-        "M": "i32",
-        "N": "i32",
-        "K": "i32",
-        "column_stride": "i32",
-    }
     for operand, dtype in (("i8", torch.int8), ("bf16", torch.bfloat16)):
         tile = gemm_triton.gemm_tile(capability, dtype)
-        block_k = tile.k_bytes // dtype.itemsize
-        if tile.descriptors:
-            kernel, options = gemm_triton.described_gemm_kernel, {}
-            types = {
-                "a_desc": f"tensordesc<{operand}[{tile.m}, {block_k}]>",
-                "b_desc": f"tensordesc<{operand}[{tile.n}, {block_k}]>",
-            }
-        else:
-            kernel, options = gemm_triton.scaled_gemm_kernel, {"EVEN_K": True}
-            types = {"a_ptr": f"*{operand}", "b_ptr": f"*{operand}"}
-        yield Job(
-            f"scaled_gemm {operand}",
-            kernel,
-            {**types, **common},
-            {
-                **options,
-                "WITH_BIAS": True,
-                "BLOCK_M": tile.m,
-                "BLOCK_N": tile.n,
-                "BLOCK_K": block_k,
-                "GROUP_M": tile.group_m,
-            },
-            {"num_warps": tile.warps, "num_stages": tile.stages},
-        )
+        yield gemm_job(gemm_triton, f"scaled_gemm {operand}", operand, dtype.itemsize, tile)
     if gemm_triton.has_fp4(capability):
         tile = gemm_triton.fp4_tile(capability)
         yield Job(
             "fp4_gemm",
             gemm_triton.fp4_gemm_kernel,
-            {"a_ptr": "*u8", "b_ptr": "*u8", "a_scale_ptr": "*u8", "b_scale_ptr": "*u8", **common},
+            {"a_ptr": "*u8", "b_ptr": "*u8", "a_scale_ptr": "*u8", "b_scale_ptr": "*u8", **GEMM_TYPES},
             {
                 "WITH_BIAS": True,
                 "BLOCK_M": tile.m,
@@ -281,6 +270,34 @@ def gemm_jobs(gemm_triton: object, capability: tuple[int, int]) -> Iterator[Job]
             },
             {"num_warps": tile.warps, "num_stages": tile.stages},
         )
+
+
+def gemm_job(gemm_triton: object, name: str, operand: str, itemsize: int, tile: object) -> Job:
+    """The product of operands of this type, cut up this way."""
+    block_k = tile.k_bytes // itemsize
+    if tile.descriptors:
+        kernel, options = gemm_triton.described_gemm_kernel, {}
+        types = {
+            "a_desc": f"tensordesc<{operand}[{tile.m}, {block_k}]>",
+            "b_desc": f"tensordesc<{operand}[{tile.n}, {block_k}]>",
+        }
+    else:
+        kernel, options = gemm_triton.scaled_gemm_kernel, {"EVEN_K": True}
+        types = {"a_ptr": f"*{operand}", "b_ptr": f"*{operand}"}
+    return Job(
+        name,
+        kernel,
+        {**types, **GEMM_TYPES},
+        {
+            **options,
+            "WITH_BIAS": True,
+            "BLOCK_M": tile.m,
+            "BLOCK_N": tile.n,
+            "BLOCK_K": block_k,
+            "GROUP_M": tile.group_m,
+        },
+        {"num_warps": tile.warps, "num_stages": tile.stages},
+    )
 
 
 def measure_jobs(measures_triton: object) -> Iterator[Job]:

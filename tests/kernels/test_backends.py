@@ -22,20 +22,26 @@ import importlib.util, sys
 class Block:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] == "triton":
-            raise ImportError("blocked")
+            raise self.error
 
-sys.meta_path.insert(0, Block())
+block = Block()
+sys.meta_path.insert(0, block)
 import torch
 init = ROOT + "/__init__.py"
-spec = importlib.util.spec_from_file_location("pack", init, submodule_search_locations=[ROOT])
-sys.modules["pack"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sys.modules["pack"])
-from pack import kernels
-weight = kernels.quantize_nvfp4(torch.ones(16, 32))
-y = kernels.linear_w4a8(torch.ones(2, 32), *weight)
-assert torch.allclose(y, torch.full((2, 16), 32.0), rtol=1e-3), y
-assert set(kernels.quantize_int8.implementations) == {"reference"}
-print(kernels.backend_line())
+for i, block.error in enumerate((
+    ModuleNotFoundError("absent", name="triton"),
+    ModuleNotFoundError("absent", name="triton.knobs"),
+    ImportError("DLL load failed\\nsecond line"),
+)):
+    spec = importlib.util.spec_from_file_location(f"pack{i}", init, submodule_search_locations=[ROOT])
+    sys.modules[f"pack{i}"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[f"pack{i}"])
+    kernels = importlib.import_module(f"pack{i}.kernels")
+    weight = kernels.quantize_nvfp4(torch.ones(16, 32))
+    y = kernels.linear_w4a8(torch.ones(2, 32), *weight)
+    assert torch.allclose(y, torch.full((2, 16), 32.0), rtol=1e-3), y
+    assert set(kernels.quantize_int8.implementations) == {"reference"}
+    print(kernels.backend_line())
 """
 
 
@@ -43,13 +49,36 @@ def test_without_triton_the_references_serve():
     code = BLOCKED.replace("ROOT", repr(str(ROOT)))
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.strip() == "Kernels: Triton is not installed; the PyTorch references serve."
+    reasons = (
+        "Triton is not installed",
+        "Triton is older than 3.6",
+        "Triton cannot be imported: DLL load failed",
+    )
+    assert ran.stdout.splitlines() == [
+        f"Kernels: {reason}; the PyTorch references serve." for reason in reasons
+    ]
+
+
+@pytest.mark.parametrize("product", kernels.linear_torch.SPOKEN)
+def test_the_status_of_a_gpu_without_triton_says_how_it_multiplies(monkeypatch, product):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(kernels.linear_torch, "_product_of", lambda device: product)
+    monkeypatch.setattr(kernels, "_NO_TRITON", "Triton is not installed")
+    spoken = kernels.linear_torch.SPOKEN[product]
+    assert kernels.backend_line() == (
+        f"Kernels: Triton is not installed; {spoken}; the PyTorch references serve the rest."
+    )
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_every_op_has_a_twin():
     assert len(OPS) == 19
-    assert all(set(op.implementations) == {"reference", "triton"} for op in OPS.values())
+    for op in OPS.values():  # Triton's first: the others are for where it does not run
+        assert list(op.implementations)[:2] == ["reference", "triton"]
+    assert set(kernels.int8_linear.implementations) == {"reference", "triton", *kernels.linear_torch.PRODUCTS}
+    assert set(kernels.linear_w4a16.implementations) == {"reference", "triton", "half"}
 
 
 def test_the_status_is_one_sentence():
@@ -57,6 +86,19 @@ def test_the_status_is_one_sentence():
     assert line.startswith("Kernels: ") and line.endswith(".") and "\n" not in line
     if not torch.cuda.is_available():
         assert "references serve" in line
+
+
+@pytest.mark.parametrize(
+    "triton, capability, seconds",
+    [(True, (8, 9), 20), (True, (9, 0), 0), (False, (8, 9), 0)],  # the table of 9.0 was measured
+)
+def test_tuning_is_told_beforehand(monkeypatch, triton, capability, seconds):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    monkeypatch.setattr(kernels.support_triton, "supported", lambda x: triton)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+    device = torch.device("cpu")  # as if it were a GPU
+    assert kernels.int8_backend(device) == ("triton" if triton else "reference")
+    assert kernels.tuning_seconds(device) == seconds
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -76,6 +118,7 @@ def support(monkeypatch):
     support_triton = pytest.importorskip("sixbit_diffusion.kernels.support_triton")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(support_triton.probe, "verdict", lambda *_: "")  # its own tests: test_probe.py
 
     def fail(error: Exception | None) -> None:
         def probe(_device: int) -> None:

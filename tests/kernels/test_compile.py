@@ -68,9 +68,9 @@ KERNELS = {
 Compiled = dict[str, dict]
 
 
-def compile_for(arch: int) -> Compiled:
+def compile_for(arch: int, *only: str) -> Compiled:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-W", "ignore", str(SCRIPT), str(arch)]
+    command = [sys.executable, "-W", "ignore", str(SCRIPT), str(arch), *only]
     ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert ran.returncode == 0, ran.stderr[-2000:]
     rows = [json.loads(line) for line in ran.stdout.splitlines()]
@@ -106,3 +106,14 @@ def test_kernels_spill_no_registers(arch: int, compiled: dict[int, Future]):
         pytest.skip("this Triton ships no cuobjdump, so that spills cannot be read")
     spilled = {name: built for name, built in kernels.items() if built["stack"] or built["local"]}
     assert not spilled
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [arch for arch in SHARED_LIMIT if arch != 90])  # whose table was measured
+def test_tiles_that_may_be_timed_compile_within_limits(arch: int):
+    candidates = compile_for(arch, "candidate")
+    assert len(candidates) == 3
+    for name, built in candidates.items():
+        assert built["shared"] <= SHARED_LIMIT[arch], name
+        assert any(INT8_PRODUCT[arch] in product for product in built["products"]), name
+        assert not built.get("stack") and not built.get("local"), name

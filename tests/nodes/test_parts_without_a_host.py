@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from sixbit_diffusion.nodes.files import REFERENCE, find_model, list_models, quantized_copy
-from sixbit_diffusion.nodes.machine import compute_path, fit_to_machine
+from sixbit_diffusion.nodes.machine import compute_path, fit_to_machine, path_by
 from sixbit_diffusion.nodes.packed import pack, packed_size, requantize, unpack
 from sixbit_diffusion.sixbit_core.config import DMPQConfig
 from sixbit_diffusion.sixbit_core.quantize import QuantizeConfig, quantize_linear
@@ -54,6 +54,20 @@ def test_a_packed_weight_of_another_size_is_refused() -> None:
 )
 def test_path_of_every_device(device: str, capability: tuple[int, int], hip: bool, path: str) -> None:
     assert compute_path(device, capability, hip) == path
+
+
+@pytest.mark.parametrize(
+    ("backend", "of_fp4", "of_int8"),
+    [
+        ("triton", "fp4", "int8"),
+        ("kitchen", "int8", "int8"),
+        ("int_mm", "int8", "int8"),
+        ("half", "reference", "reference"),
+        ("reference", "reference", "reference"),
+    ],
+)
+def test_without_triton_there_is_no_fp4_and_int8_where_it_pays(backend, of_fp4, of_int8) -> None:
+    assert (path_by(backend, "fp4"), path_by(backend, "int8")) == (of_fp4, of_int8)
 
 
 @pytest.mark.parametrize(

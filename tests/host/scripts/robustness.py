@@ -254,11 +254,17 @@ def the_cache_goes_where_there_is_room() -> list[str]:
                 bad.append(f"{room}: {seen.cache['location']}")
             if place in ("gpu", "host") and not equal(out, expected):
                 bad.append(f"{place} gives another clip")
+        sample(model)
     finally:
         comfy.model_management.load_models_gpu, RUN.room_for_cache = load_models, own
-    reserved = [int(needed - required[-1]) for needed in required]
-    if not (reserved[0] == reserved[1] >= full and 0 < reserved[2] < 0.6 * reserved[0] and not reserved[3]):
+    plain = int(required[-1])
+    reserved = [int(needed) - plain for needed in required[:-1]]
+    residuals = 2 * model.model.plan.config["num_layers"]
+    slots = pack("sixbit_core.courier").bytes_on_device(full // residuals)
+    if not (reserved[0] == reserved[1] >= full and 0 < reserved[2] < 0.6 * reserved[0]):
         bad.append(f"reserved {reserved} of {full}")
+    if not slots <= reserved[3] <= 1.2 * slots:
+        bad.append(f"reserved {reserved[3]} for what is on its way, not {slots}")
     if not full <= reserved[0] <= 1.2 * full:
         bad.append(f"said {reserved[0]}, took {full}")
     return bad
