@@ -18,6 +18,17 @@ def reference_folder() -> Path:
     return Path(__file__).resolve().parents[1] / "reference" / "pipeline"
 
 
+def find_reference() -> Path:
+    """The bundled reference pipeline. Raises ValueError where this copy of the pack has none."""
+    folder = reference_folder()
+    if not (folder / "model_index.json").is_file():
+        raise ValueError(
+            "this copy of the pack is without the bundled reference; copy the folder reference/pipeline of the "
+            f"pack's repository to {folder}"
+        )
+    return folder
+
+
 def list_models(roots: Sequence[Path]) -> list[str]:
     """Single files, sharded folders and pipelines as one entry each (ending in /), the bundled reference."""
     names = sorted({name for root in roots for name in _entries(root)})
@@ -54,7 +65,7 @@ def _entries(root: Path) -> Iterator[str]:
 def find_model(name: str, roots: Sequence[Path]) -> Path:
     """Where an entry of the list lies. Raises ValueError if nowhere."""
     if name == REFERENCE:
-        return reference_folder()
+        return find_reference()
     for root in roots:
         path = Path(os.path.normpath(root / name))
         if path.is_relative_to(os.path.normpath(root)) and path.exists():
