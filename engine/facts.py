@@ -146,8 +146,8 @@ def read_facts(model: str, pipeline: Path | None = None) -> ModelFacts:
     source = reference_folder() if model == REFERENCE else Path(model)
     if model == REFERENCE and not (source / "model_index.json").is_file():
         raise InputError(
-            "this copy of the pack is without the bundled reference; copy the folder reference/pipeline of the "
-            f"pack's repository to {source}"
+            "this copy of the pack is without the bundled reference; copy the folder reference/pipeline of "
+            f"the pack's repository to {source}"
         )
     if not source.exists():
         raise InputError(f"--model {model} does not exist; give reference, a pipeline folder or a file")

@@ -23,8 +23,8 @@ def find_reference() -> Path:
     folder = reference_folder()
     if not (folder / "model_index.json").is_file():
         raise ValueError(
-            "this copy of the pack is without the bundled reference; copy the folder reference/pipeline of the "
-            f"pack's repository to {folder}"
+            "this copy of the pack is without the bundled reference; copy the folder reference/pipeline of "
+            f"the pack's repository to {folder}"
         )
     return folder
 

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -32,11 +32,17 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield a hidden path beside `path`, of its suffix, that takes `path`'s place when the block ends well.
 
     On any error what was written is removed, and `path` stays what it was. The folder must exist.
+
+    Raises:
+        RuntimeError: the disk is full, the folder read-only, or the name too long.
     """
     beside = path.with_name(f".{path.stem}.tmp-{os.getpid()}{path.suffix}")
-    remove_leftovers(path, f".{path.stem}.tmp-", path.suffix)
     try:
+        remove_leftovers(path, f".{path.stem}.tmp-", path.suffix)
         yield beside
         os.replace(beside, path)
+    except OSError as error:
+        raise RuntimeError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
