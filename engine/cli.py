@@ -6,6 +6,7 @@ modules are imported here, so that `--help` answers at once.
 """
 
 import argparse
+import io
 import math
 import shlex
 import signal
@@ -47,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line, without the program's name; the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names in no encoding, and a file on Windows
+            stream.reconfigure(errors="backslashreplace")
     try:
         parsed = build_parser().parse_args(given)
         parsed.command_line = shlex.join(["sixbit", *given])
