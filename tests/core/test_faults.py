@@ -367,16 +367,14 @@ def test_folders_that_are_not_whole(tiny, store, name: str) -> None:
 
 
 # Paths that lead to no file of weights.
+NO_FILE = "name too long | does not exist"  # as Python's version has it
 PATHS = {
     "absent": ("absent.safetensors", "does not exist"),
     "a pickle": ("model.pt", "pickled weights"),
     "a pickled checkpoint": ("model.ckpt", "pickled weights"),
     "one shard": ("model-00001-of-00003.safetensors", "one shard of 3; give the folder"),
-    "a long name": (
-        "a" * 300 + ".safetensors",
-        "name too long | does not exist",
-    ),  # as Python's version has it
-    "a deep path": ("a/" * 3000 + "b.safetensors", "name too long | does not exist"),
+    "a long name": ("a" * 300 + ".safetensors", NO_FILE),
+    "a deep path": ("a/" * 3000 + "b.safetensors", NO_FILE),
     "beneath a file": ("model.pt/inside.safetensors", "does not exist"),
     "a name of two lines": ("two\nlines.safetensors", "lines.safetensors does not exist"),
     "a zero in the name": ("zero\0.safetensors", "does not exist"),
