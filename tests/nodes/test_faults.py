@@ -1,4 +1,4 @@
-"""Names and files that nodes are given, where no host is needed: one line, and nothing outside the folders."""
+"""Names and files that nodes are given, where no host is needed: one line, nothing outside the folders."""
 
 import json
 import math
