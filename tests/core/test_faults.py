@@ -44,6 +44,12 @@ def check_line(error: BaseException) -> str:
     return line
 
 
+def says(error: BaseException, said: str) -> bool:
+    """Whether the one line holds one of the alternatives (Python's versions differ over long names)."""
+    line = check_line(error)
+    return any(words in line for words in said.split(" | "))
+
+
 # Files of bytes that are no checkpoint. The header's length stands before it.
 def header(text: bytes, data: bytes = b"x", length: int | None = None) -> bytes:
     return (len(text) if length is None else length).to_bytes(8, "little") + text + data
@@ -343,7 +349,10 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "index nested deep": (write("index", "[" * 100_000), "index.json is no readable JSON"),
     "index a list": (write("index", "[]"), "index.json holds no JSON object"),
     "index linked to itself": (linked_to_itself("index"), "index.json"),
-    "index with a shard of a long name": (rename_shards("1" * 300), "1111"),
+    "index with a shard of a long name": (
+        rename_shards("1" * 300),
+        "name too long | is missing; download it",
+    ),
     "index with a shard outside": (rename_shards("../../etc/passwd"), "passwd is missing; download it"),
     "index with a shard that is the folder": (rename_shards("."), "is no regular file"),
     "index with a shard named by a number": (rename_shards(7), "7 is missing; download it"),
@@ -363,11 +372,11 @@ def test_folders_that_are_not_whole(tiny, store, name: str) -> None:
     damage(folder)
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(folder)
-    assert said in check_line(caught.value)
+    assert says(caught.value, said)
 
 
 # Paths that lead to no file of weights.
-NO_FILE = "name too long | does not exist"  # as Python's version has it
+NO_FILE = "name too long | does not exist"
 PATHS = {
     "absent": ("absent.safetensors", "does not exist"),
     "a pickle": ("model.pt", "pickled weights"),
@@ -396,8 +405,7 @@ def test_paths_to_nothing(tmp_path: Path, name: str) -> None:
         pytest.skip("needs pipes with names")
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(tmp_path / path)
-    line = check_line(caught.value)
-    assert any(words in line for words in said.split(" | "))
+    assert says(caught.value, said)
 
 
 @pytest.mark.parametrize(
@@ -732,7 +740,7 @@ PREDICTORS: dict[str, tuple[Callable[[str], str | bytes], str]] = {
     "a number": (lambda text: "7", "cannot be used"),
     "nested deep": (lambda text: "[" * 100_000, "cannot be used"),
     "nested deep within": (edit("calibration", to=b"[" * 100_000), "cannot be used"),
-    "of 100 MB": (lambda text: text.replace("{", "{" + " " * 100_000_000, 1), "is 100 MB"),
+    "of 51 MB": (lambda text: text.replace("{", "{" + " " * 51_000_000, 1), "is 51 MB"),
     "another format": (edit("format", to="other"), "format is 'other'"),
     "a format of a megabyte": (edit("format", to="x" * 1_000_000), "its format is"),
     "a format of two lines": (edit("format", to="a\nb\x1b[31m"), "its format is"),
