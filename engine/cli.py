@@ -6,6 +6,7 @@ modules are imported here, so that `--help` answers at once.
 """
 
 import argparse
+import io
 import math
 import shlex
 import signal
@@ -18,10 +19,12 @@ from types import FrameType
 from typing import NoReturn
 
 from ..sixbit_core.config import CACHE_LOCATIONS, PRESETS
+from ..sixbit_core.errors import CheckpointError, one_line
 from . import commands
 from .errors import InputError
 
 DONE, FAILED, BAD_INPUT, BY_SIGNAL = 0, 1, 2, 128
+BAD = (InputError, CheckpointError)
 STOPPING = ("SIGTERM", "SIGHUP")  # those that the system knows end a run as Ctrl-C does
 CHOSEN_BY_PRESET = "default: the preset's"
 
@@ -45,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line, without the program's name; the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names in no encoding, and a file on Windows
+            stream.reconfigure(errors="backslashreplace")
     try:
         parsed = build_parser().parse_args(given)
         parsed.command_line = shlex.join(["sixbit", *given])
@@ -57,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", BY_SIGNAL + signal.SIGINT, debug)
     except Exception as error:
-        return _fail(_line(error), BAD_INPUT if _is_bad_input(error) else FAILED, debug)
+        return _fail(_line(error), BAD_INPUT if isinstance(error, BAD) else FAILED, debug)
 
 
 def build_parser() -> Parser:
@@ -248,17 +254,10 @@ def _shard(text: str) -> tuple[int, int]:
 
 def _line(error: Exception) -> str:
     """An exception as one line."""
-    text = " ".join(str(error).split()) or "no message"
-    if _is_bad_input(error) or type(error) is RuntimeError:
+    text = one_line(" ".join(str(error).split())) or "no message"
+    if isinstance(error, BAD) or type(error) is RuntimeError:
         return text
     return f"{type(error).__name__}: {text}"
-
-
-def _is_bad_input(error: Exception) -> bool:
-    if isinstance(error, InputError):
-        return True
-    checkpoint = sys.modules.get(f"{__package__.rpartition('.')[0]}.sixbit_core.checkpoint")
-    return isinstance(error, getattr(checkpoint, "CheckpointError", ()))  # importing it here brings torch
 
 
 def _fail(line: str, code: int, debug: bool) -> int:

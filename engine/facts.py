@@ -14,6 +14,7 @@ from typing import Any
 from ..sixbit_core.checkpoint import Checkpoint, open_checkpoint
 from ..sixbit_core.families import ModelFamily
 from ..sixbit_core.layout import BlockLayout
+from ..sixbit_core.safetensors_file import read_header
 from .errors import InputError
 
 REFERENCE = "reference"
@@ -143,10 +144,27 @@ def read_facts(model: str, pipeline: Path | None = None) -> ModelFacts:
         InputError: if a part is missing, or the folder is of another model than the file.
         CheckpointError: if the transformer cannot be read.
     """
+    try:
+        source, folder = _find(model, pipeline)
+    except OSError as error:  # a name too long, a folder that may not be read
+        raise InputError(f"cannot read {error.filename}: {error.strerror}") from error
+    checkpoint = open_checkpoint(source)
+    try:
+        return _facts(model, checkpoint, folder)
+    except (TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise InputError(
+            f"a configuration in {folder} is of another form than diffusers writes "
+            f"({type(error).__name__}: {error}); download its .json files again"
+        ) from error
+
+
+def _find(model: str, pipeline: Path | None) -> tuple[Path, Path]:
+    """Where transformer and pipeline folder are; every part is there, its files whole by their headers."""
     source = reference_folder() if model == REFERENCE else Path(model)
     if model == REFERENCE and not (source / "model_index.json").is_file():
         raise InputError(
-            "the bundled reference has no weights here (reference/pipeline/model_index.json is missing)"
+            "this copy of the pack is without the bundled reference; copy the folder reference/pipeline of "
+            f"the pack's repository to {source}"
         )
     if not source.exists():
         raise InputError(f"--model {model} does not exist; give reference, a pipeline folder or a file")
@@ -159,18 +177,14 @@ def read_facts(model: str, pipeline: Path | None = None) -> ModelFacts:
     if missing:
         raise InputError(f"{folder} is not a whole diffusers pipeline: it lacks {', '.join(missing)}")
     for part in ("text_encoder", "vae"):
-        if not any((folder / part).glob("*.safetensors")):
+        files = sorted((folder / part).glob("*.safetensors"))
+        if not files:
             raise InputError(f"{folder / part} holds no .safetensors weights; get that version of them")
+        for file in files:
+            read_header(file)
     if not any((folder / "tokenizer" / name).is_file() for name in TOKENIZERS):
         raise InputError(f"{folder / 'tokenizer'} holds none of {', '.join(TOKENIZERS)}; download it again")
-    checkpoint = open_checkpoint(source)
-    try:
-        return _facts(model, checkpoint, folder)
-    except (TypeError, KeyError, AttributeError) as error:
-        raise InputError(
-            f"a configuration in {folder} is of another form than diffusers writes "
-            f"({type(error).__name__}: {error}); download its .json files again"
-        ) from error
+    return source, folder
 
 
 def check_clip(facts: ModelFacts, size: tuple[int, int], frames: int, image: Path | None) -> None:
@@ -280,7 +294,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return None
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} holds no JSON ({error}); download it again") from error
     if not isinstance(value, dict):
         raise InputError(f"{path} holds no JSON object; download it again")

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ..sixbit_core.replacing import replacing
+from ..sixbit_core.replacing import beside, replacing
 from .errors import InputError
 
 
@@ -20,6 +20,12 @@ def write_json(path: Path, value: Any) -> None:
 def check_target(path: Path, flag: str) -> None:
     """See, before any long work, that `path` can be written as a file. Raises InputError."""
     make_folder(path.parent)
+    try:
+        beside(path).lstat()
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # a name too long
+        raise InputError(f"{flag} {path} cannot be written: {error.strerror}") from error
     if path.is_dir():
         raise InputError(f"{flag} {path} is a folder; give a file name")
 

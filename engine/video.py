@@ -86,5 +86,5 @@ def read_image(path: Path) -> Image.Image:
     """Read an image for image-to-video. Raises InputError for what is not one."""
     try:
         return Image.open(path).convert("RGB")
-    except OSError as error:
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise InputError(f"--image {path} cannot be read as an image: {error}") from error

@@ -101,7 +101,6 @@ class SixBitCalibratePredictor(io.ComfyNode):
         )
         predictor, records = calibrate(model, facts.checkpoint, clips)
         picture = render_fit(predictor, records)
-        target.parent.mkdir(parents=True, exist_ok=True)
         predictor.save(target)
         line = _summary(target, predictor)
         logging.info(f"6Bit: {line}")
@@ -117,8 +116,12 @@ def _lines(prompts: str) -> list[str]:
 
 
 def _target(name: str, fingerprint: str) -> Path:
-    """Where the predictor goes. Raises ValueError where that is another model's."""
+    """Where the predictor goes. Raises ValueError where that is another model's, or no folder can be."""
     target = predictor_folder() / name
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{target.parent} cannot be made a folder: {error.strerror}") from error
     if target.exists():
         try:
             load_predictor(target, fingerprint)

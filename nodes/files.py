@@ -5,17 +5,31 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ..sixbit_core.errors import one_line
+
 REFERENCE = "bundled reference"
 _INDEX = ".safetensors.index.json"
 _WEIGHTS = (".safetensors", ".sft")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
 _QUANTIZED_MARK = "-6bit"
-_UNFIT = re.compile(r'[/\\:*?"<>|\x00-\x1f]')
+_UNFIT = re.compile(r'[/\\:*?"<>|]|^(con|prn|aux|nul|com\d|lpt\d)(\.|$)', re.IGNORECASE)  # Windows' own
+_LONGEST = 200  # bytes of a name; systems take 255, and what is written first has a longer one
 
 
 def reference_folder() -> Path:
     """Where the bundled reference pipeline lies."""
     return Path(__file__).resolve().parents[1] / "reference" / "pipeline"
+
+
+def find_reference() -> Path:
+    """The bundled reference pipeline. Raises ValueError where this copy of the pack has none."""
+    folder = reference_folder()
+    if not (folder / "model_index.json").is_file():
+        raise ValueError(
+            "this copy of the pack is without the bundled reference; copy the folder reference/pipeline of "
+            f"the pack's repository to {folder}"
+        )
+    return folder
 
 
 def list_models(roots: Sequence[Path]) -> list[str]:
@@ -54,12 +68,14 @@ def _entries(root: Path) -> Iterator[str]:
 def find_model(name: str, roots: Sequence[Path]) -> Path:
     """Where an entry of the list lies. Raises ValueError if nowhere."""
     if name == REFERENCE:
-        return reference_folder()
+        return find_reference()
     for root in roots:
         path = Path(os.path.normpath(root / name))
-        if path.is_relative_to(os.path.normpath(root)) and path.exists():
+        if path.is_relative_to(os.path.normpath(root)) and os.path.exists(path):  # False for what is no name
             return path
-    raise ValueError(f"there is no model {name} in the diffusion_models folders; choose one of the list")
+    raise ValueError(
+        one_line(f"there is no model {name} in the diffusion_models folders; choose one of the list")
+    )
 
 
 def entry_of(path: Path, roots: Sequence[Path]) -> str:
@@ -80,8 +96,9 @@ def quantized_copy(source: Path) -> Path:
 def file_name(name: str, suffix: str) -> str:
     """The name of a file that someone typed, with its suffix. Raises ValueError if it names no plain file."""
     bare = name.strip().removesuffix(suffix)
-    if not bare or bare.startswith(".") or _UNFIT.search(bare):
+    long = len(bare.encode("utf-8", "replace")) > _LONGEST
+    if not bare or not bare.isprintable() or bare.startswith(".") or long or _UNFIT.search(bare):
         raise ValueError(
-            f"name must be that of a file, without a folder, got {name!r}; take letters and digits"
+            one_line(f"name must be that of a file, without a folder, got {name!r}; take letters and digits")
         )
     return bare + suffix

@@ -7,7 +7,7 @@ from .copies import check_disk, model_roots, quantized_once
 from .files import REFERENCE, find_model, list_models, quantized_copy
 from .host_contract import load_or_plain
 from .precision import check_precision
-from .scales import scales_of
+from .scales import scales_of, transformer_config
 
 WEIGHTS = ("auto", "6-bit", "as stored")
 
@@ -45,6 +45,7 @@ class SixBitLoadCogVideoX(io.ComfyNode):
         try:
             checkpoint = open_checkpoint(find_model(model_name, model_roots()))
             check_precision(checkpoint)
+            scales_of(checkpoint), transformer_config(checkpoint)
             target = quantized_copy(checkpoint.path)
             copies = weights != "as stored" and not checkpoint.is_quantized and model_name != REFERENCE
             if copies and not target.exists():

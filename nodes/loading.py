@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterator
-from typing import Any
 
 import comfy.model_management
 import comfy.model_patcher
@@ -16,17 +15,8 @@ from .bridge import MODEL_FACTS, ModelFacts, put_settings_
 from .model import ModelPlan, SixBitCogVideoX
 from .packed import pack
 from .precision import check_precision, float_type
-from .scales import Scales
+from .scales import Scales, transformer_config
 from .settings import Settings
-
-# diffusers' own defaults of what tensors cannot tell, for weights that come without config.json.
-_DEFAULTS = {"sample_height": 60, "sample_width": 90, "sample_frames": 49, "max_text_seq_length": 226}
-
-
-def transformer_config(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The diffusers transformer's arguments: defaults, what the tensors tell, what the file says."""
-    told = {key: value for key, value in (checkpoint.config or {}).items() if not key.startswith("_")}
-    return {**_DEFAULTS, **checkpoint.family.diffusers_config(checkpoint.shapes), **told}
 
 
 def load_checkpoint(

@@ -7,6 +7,7 @@ from typing import Any
 import folder_paths
 from comfy_api.latest import io
 
+from ..sixbit_core.errors import one_line
 from ..sixbit_core.safetensors_file import read_header
 from .host_contract import known_host
 from .lora_file import CONFIG, LoraFile, read_lora
@@ -78,7 +79,7 @@ class SixBitLoadLora(io.ComfyNode):
 def _path(name: str) -> Path:
     path = folder_paths.get_full_path("loras", name)
     if path is None:
-        raise ValueError(f"there is no LoRA {name} in the loras folders; choose one of the list")
+        raise ValueError(one_line(f"there is no LoRA {name} in the loras folders; choose one of the list"))
     return Path(path)
 
 

@@ -13,6 +13,7 @@ alpha stands in a tensor `X.alpha`, in diffusers' `lora_adapter_metadata`, or in
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from pathlib import Path
 import torch
 
 from ..sixbit_core.families import FAMILIES, to_native
-from ..sixbit_core.safetensors_file import TensorInfo, read_header, read_tensor
+from ..sixbit_core.safetensors_file import CheckpointError, TensorInfo, read_header, read_tensor
 
 Size = tuple[int, int]  # (out_features, in_features)
 _PAIR = re.compile(r"(?P<layer>.+?)[._]lora[._](?P<part>A|B|down|up)(\.\w+)?\.weight")
@@ -61,13 +62,13 @@ def read_lora(path: Path, linears: Mapping[str, Size]) -> LoraFile:
         linears: native name -> (out, in) of every Linear of the model.
 
     Raises:
-        ValueError: no safetensors file, a kind of change that is not low-rank alone (DoRA), one of another
-            model, or none of this model; one line.
+        CheckpointError: no safetensors file, a kind of change that is not low-rank alone (DoRA), one of
+            another model, or none of this model; one line.
     """
     infos, metadata = read_header(path)
     config = _config(path, metadata)
     if config.get("use_dora") or any(part in key for key in infos for part in _DORA):
-        raise ValueError(f"{path.name} is a DoRA, which is not supported; use a plain LoRA")
+        raise CheckpointError(f"{path.name} is a DoRA, which is not supported; use a plain LoRA")
     names = _Names(linears)
     pairs: dict[str, dict[str, str]] = {}  # native layer -> part -> key
     for key in infos:
@@ -81,7 +82,7 @@ def read_lora(path: Path, linears: Mapping[str, Size]) -> LoraFile:
         if {"down", "up"} <= set(keys)
     }
     if not layers:
-        raise ValueError(
+        raise CheckpointError(
             f"{path.name} holds no low-rank pair for a CogVideoX of this kind, only keys like "
             f"{next(iter(infos), 'none')}; take a LoRA made for this model"
         )
@@ -129,24 +130,30 @@ def _low_rank(
     size: Size,
 ) -> LowRank:
     down, up = (read_tensor(infos[keys[part]]) for part in ("down", "up"))
-    if down.ndim != 2 or up.ndim != 2 or (up.shape[0], down.shape[1]) != size or up.shape[1] != down.shape[0]:
+    rank = down.shape[0] if down.ndim == 2 else 0
+    if not rank or up.ndim != 2 or (up.shape[0], down.shape[1]) != size or up.shape[1] != rank:
         found = f"{list(up.shape)} times {list(down.shape)}"
-        raise ValueError(
+        raise CheckpointError(
             f"{path.name}: {native} is {found}, this model's is {list(size)}; take a LoRA made for this model"
         )
-    alpha = float(read_tensor(infos[keys["alpha"]])) if "alpha" in keys else None
-    rank = down.shape[0]
-    if alpha is None:
+    if not (down.is_floating_point() and up.is_floating_point()):
+        raise CheckpointError(f"{path.name}: {native} is {down.dtype}, needed are floats; take a plain LoRA")
+    if "alpha" in keys:
+        told = read_tensor(infos[keys["alpha"]])
+        alpha = float(told) if told.numel() == 1 else math.nan
+    else:
         alpha = _alpha(config, _split(keys["down"])[0] or native, rank)
+    if not math.isfinite(alpha):
+        raise CheckpointError(f"{path.name}: the alpha of {native} is no number; download it again")
     return LowRank(down, up, alpha / (rank**0.5 if config.get("use_rslora") else rank))
 
 
 def _alpha(config: Mapping[str, object], layer: str, rank: int) -> float:
-    """alpha of a layer by PEFT's configuration; the rank where there is none."""
+    """alpha of a layer by PEFT's configuration; the rank where there is none, NaN where it is no number."""
     patterns = config.get("alpha_pattern")
     for pattern, alpha in (patterns if isinstance(patterns, dict) else {}).items():
         if layer == pattern or layer.endswith(f".{pattern}"):
-            return float(alpha)
+            return float(alpha) if isinstance(alpha, (int, float)) else math.nan
     alpha = config.get("lora_alpha")
     return float(alpha) if isinstance(alpha, (int, float)) else float(rank)
 
@@ -160,7 +167,9 @@ def _config(path: Path, metadata: Mapping[str, str]) -> dict[str, object]:
             text = beside.read_text(encoding="utf-8")
         found = json.loads(text or "{}")
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path.name}: its configuration is no readable JSON; download it again") from error
+        raise CheckpointError(
+            f"{path.name}: its configuration is no readable JSON; download it again"
+        ) from error
     if not isinstance(found, dict):
-        raise ValueError(f"{path.name}: its configuration is no JSON object; download it again")
+        raise CheckpointError(f"{path.name}: its configuration is no JSON object; download it again")
     return {key.removeprefix("transformer."): value for key, value in found.items()}

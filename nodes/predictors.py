@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from ..sixbit_core.predictor import Predictor, load_predictor
-from .files import reference_folder
+from .files import file_name, reference_folder
 
 BUNDLED = "bundled"
 
 
 def list_predictors(folder: Path) -> list[str]:
     """The bundled one first, then the saved ones by name."""
-    return [BUNDLED, *sorted(path.name for path in folder.glob("*.json"))]
+    return [BUNDLED, *sorted(path.name for path in folder.glob("[!.]*.json"))]
 
 
 def find_predictor(name: str, folder: Path, fingerprint: str) -> Predictor | None:
@@ -22,7 +22,7 @@ def find_predictor(name: str, folder: Path, fingerprint: str) -> Predictor | Non
         ValueError: a saved one that is gone, damaged, or of another model.
     """
     if name != BUNDLED:
-        return load_predictor(folder / name, fingerprint)
+        return load_predictor(folder / file_name(name, ".json"), fingerprint)
     path = reference_folder().parent / "predictor.json"
     found = load_predictor(path) if path.is_file() else None
     return found if found is not None and found.fingerprint == fingerprint else None

@@ -3,7 +3,7 @@
 from comfy_api.latest import io
 
 from ..sixbit_core.checkpoint import open_checkpoint
-from .files import reference_folder
+from .files import find_reference
 from .host_contract import check_parts, load_or_plain
 from .scales import scales_of
 
@@ -35,11 +35,7 @@ class SixBitLoadReference(io.ComfyNode):
         check_parts()
         from .parts import load_clip, load_vae
 
-        folder = reference_folder()
-        if not (folder / "model_index.json").is_file():
-            raise ValueError(
-                "the bundled reference has no weights here; install the pack with reference/pipeline"
-            )
+        folder = find_reference()
         checkpoint = open_checkpoint(folder)
         model = load_or_plain(checkpoint, scales_of(checkpoint), quantize=weights == "6-bit")
         length = (checkpoint.config or {})["max_text_seq_length"]

@@ -34,6 +34,7 @@ __all__ = ["Checkpoint", "CheckpointError", "open_checkpoint"]
 _PREFIXES = ("model.diffusion_model.", "diffusion_model.")
 _EXTRAS = (*COMPANIONS, "input_scale", "pre_quant_scale")
 _NVFP4 = (PLAIN_FORMAT, ROTATED_FORMAT)
+_LONGEST_MARK = 4096  # bytes
 _PLAIN = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -196,6 +197,8 @@ def _formats(
             formats[to_native(bare)] = dict(mark)
         for name, info in infos.items():
             if name.endswith(".comfy_quant"):
+                if info.nbytes > _LONGEST_MARK:
+                    raise ValueError(f"{name} is no mark")
                 formats[name.removesuffix(".comfy_quant")] = read_mark(read_tensor(info))
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path}: its quantization entries are damaged; download it again") from error

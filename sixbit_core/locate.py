@@ -66,7 +66,7 @@ def _from_folder(folder: Path) -> Collected:
 
 
 def _from_index(index: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
-    weight_map = _json(index).get("weight_map")
+    weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index} is no shard index: it has no weight_map; download it again")
     infos: dict[str, TensorInfo] = {}
@@ -84,7 +84,8 @@ def _from_index(index: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     return infos, metadata
 
 
-def _json(path: Path) -> dict[str, object]:
+def read_json(path: Path) -> dict[str, object]:
+    """The object in a JSON file. Raises CheckpointError where it holds none."""
     try:
         check_regular(path)
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -101,4 +102,4 @@ def _config(folder: Path) -> dict[str, object] | None:
     file = folder / "config.json"
     if not file.exists():
         return None
-    return {key: value for key, value in _json(file).items() if not key.startswith("_")}
+    return {key: value for key, value in read_json(file).items() if not key.startswith("_")}

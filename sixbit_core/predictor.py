@@ -15,12 +15,14 @@ from pathlib import Path
 from statistics import median
 
 from .config import PAPER_OUTLIER_LIMIT, DMPQConfig
+from .errors import one_line
 from .layout import BlockLayout
 from .replacing import replacing
 
 FORMAT = "sixbit-predictor"
 VERSION = 1
 PROGRESS_BINS = 10
+_LARGEST = 50_000_000  # bytes; the predictor of a 5B is below one million
 
 
 @dataclass(frozen=True)
@@ -115,10 +117,11 @@ class Predictor:
     def check_fingerprint(self, fingerprint: str) -> None:
         """Raise ValueError if the predictor was calibrated on other weights."""
         if fingerprint != self.fingerprint:
-            raise ValueError(
+            line = (
                 f"the predictor was calibrated on other weights ({self.family}, {self.fingerprint[:12]}) "
                 f"than this model's ({fingerprint[:12]}): choose its own predictor or calibrate this model"
             )
+            raise ValueError(one_line(line))
 
     def outlier_limit(self, kind: str) -> float:
         """PDR limit of a linear kind; the paper's 25 where calibration saw none."""
@@ -172,14 +175,18 @@ def load_predictor(path: Path, fingerprint: str | None = None) -> Predictor:
     try:
         if path.exists() and not path.is_file():
             raise ValueError("it is no regular file")
+        if (size := path.stat().st_size) > _LARGEST:
+            raise ValueError(f"it is {size / 1e6:.0f} MB large")
         text = path.read_text(encoding="utf-8")
         document = json.loads(text, parse_constant=_refuse_constant, parse_float=_in_range)
         predictor = _from_document(document)
     except FileNotFoundError:
-        raise ValueError(f"there is no predictor file {path}: calibrate first, or check the path") from None
+        line = f"there is no predictor file {path}: calibrate first, or check the path"
+        raise ValueError(one_line(line)) from None
     except (KeyError, TypeError, AttributeError, ValueError, OSError, OverflowError, RecursionError) as error:
         reason = f"lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise ValueError(f"predictor file {path} cannot be used: {reason}; calibrate again") from None
+        line = f"predictor file {path} cannot be used: {reason}; calibrate again"
+        raise ValueError(one_line(line)) from None
     if fingerprint is not None:
         predictor.check_fingerprint(fingerprint)
     return predictor
@@ -190,10 +197,12 @@ def _from_document(document: dict) -> Predictor:
         raise ValueError(f'its format is {document.get("format")!r}, not "{FORMAT}"')
     if document.get("version") != VERSION:
         raise ValueError(f"its version is {document.get('version')!r}, this program reads {VERSION}")
+    if not document["linears"]:
+        raise ValueError("it holds no linear")
     return Predictor(
         family=str(document["model"]["family"]),
         fingerprint=str(document["model"]["fingerprint"]),
-        calibration=dict(document["calibration"]),
+        calibration=_calibration(document["calibration"]),
         linears={name: _fit_from_dict(entry) for name, entry in document["linears"].items()},
         outlier_limits={k: _finite(v) for k, v in document.get("outlier_limits", {}).items()},
         theta={
@@ -225,8 +234,18 @@ def _fit_from_dict(entry: dict) -> LinearFit:
         error_nvfp4=_finite(entry["error_nvfp4"]),
         error_int8=_finite(entry["error_int8"]),
         error_by_progress=by_progress,
-        macs=int(entry["macs"]),
+        macs=_whole(entry["macs"]),
     )
+
+
+def _calibration(entry: dict) -> dict[str, object]:
+    """How it was made; of the parts that a run is compared with, those that are told are whole numbers."""
+    size = entry.get("size", [1, 1])
+    if not isinstance(size, list) or len(size) != 2:
+        raise ValueError(f"it holds {size!r} where height and width are needed")
+    for value in (*size, *(entry[key] for key in ("steps", "frames") if key in entry)):
+        _whole(value)
+    return dict(entry)
 
 
 def _line(entry: dict) -> Line:
@@ -237,6 +256,12 @@ def _finite(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError(f"it holds {value!r} where a finite number is needed")
     return float(value)
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int:
+        raise ValueError(f"it holds {value!r} where a whole number is needed")
+    return value
 
 
 def _in_range(text: str) -> float:

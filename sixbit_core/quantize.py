@@ -85,8 +85,10 @@ def quantize_checkpoint(
     source, target = Path(source), Path(target)
     try:
         _check_target(source, target, config)
-    except OSError as error:  # a name too long, a folder that may not be read
-        raise CheckpointError(f"cannot write {target}: {error.strerror or error}") from error
+    except (OSError, RuntimeError) as error:  # a name too long, links in a circle
+        raise CheckpointError(
+            f"cannot write {target}: {getattr(error, 'strerror', None) or error}"
+        ) from error
     checkpoint = open_checkpoint(source)
     check_plain(checkpoint)
     entries = planned_entries(checkpoint, config.compatible)

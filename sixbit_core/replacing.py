@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -27,16 +27,27 @@ def _alive(pid: int) -> bool:
     return True
 
 
+def beside(path: Path) -> Path:
+    """The hidden path beside `path`, of its suffix, that `replacing` writes first."""
+    return path.with_name(f".{path.stem}.tmp-{os.getpid()}{path.suffix}")
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a hidden path beside `path`, of its suffix, that takes `path`'s place when the block ends well.
+    """Yield `beside(path)`, which takes `path`'s place when the block ends well.
 
     On any error what was written is removed, and `path` stays what it was. The folder must exist.
+
+    Raises:
+        RuntimeError: the disk is full, the folder read-only, or the name too long.
     """
-    beside = path.with_name(f".{path.stem}.tmp-{os.getpid()}{path.suffix}")
-    remove_leftovers(path, f".{path.stem}.tmp-", path.suffix)
+    temporary = beside(path)
     try:
-        yield beside
-        os.replace(beside, path)
+        remove_leftovers(path, f".{path.stem}.tmp-", path.suffix)
+        yield temporary
+        os.replace(temporary, path)
+    except OSError as error:
+        raise RuntimeError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from types import TracebackType
 
 import torch
 
+from .errors import CheckpointError
 from .replacing import remove_leftovers
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -36,10 +37,6 @@ _DTYPES: dict[str, torch.dtype] = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _MAX_HEADER = 100_000_000  # bytes; the limit of the format's own library
 _LFS_MARK = b"version https://git-lfs"
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; the message is one line for people."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,7 @@ def check_regular(path: Path) -> None:
 
 def _parsed(path: Path, text: bytes, base: int, size: int) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     try:
-        header = json.loads(text)
+        header = json.loads(text, object_pairs_hook=_without_doubles)
         metadata = {str(k): str(v) for k, v in (header.pop("__metadata__", None) or {}).items()}
         rows = [(n, str(e["dtype"]), tuple(e["shape"]), *e["data_offsets"]) for n, e in header.items()]
         rows.sort(key=lambda row: row[3:])
@@ -114,6 +111,13 @@ def _parsed(path: Path, text: bytes, base: int, size: int) -> tuple[dict[str, Te
         what = f"cut short at {last}" if last else "longer than its header says"
         raise CheckpointError(f"{path} is {what} ({size} bytes, needs {base + end}); download it again")
     return tensors, metadata
+
+
+def _without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is there twice")
+    return found
 
 
 def read_bytes(info: TensorInfo, start: int = 0, stop: int | None = None) -> bytearray:

@@ -30,7 +30,11 @@ class SampleInputs(Mapping[str, torch.Tensor]):
 
     def __init__(self, folder: Path, checkpoint: Checkpoint) -> None:
         file = folder / FILE_NAME
-        if not file.is_file():
+        try:
+            there = file.is_file()
+        except OSError:  # a name too long
+            there = False
+        if not there:
             raise CheckpointError(f"{file} does not exist; `sixbit calibrate --inputs {folder}` writes it")
         self._infos, metadata = read_header(file)
         if metadata.get(_KEY) != checkpoint.fingerprint:

@@ -53,12 +53,20 @@ def native_state():
     return lambda model: {to_native(k): v.contiguous() for k, v in model.state_dict().items()}
 
 
+@pytest.fixture(scope="session")
+def made() -> dict[tuple[str, torch.dtype], dict[str, torch.Tensor]]:
+    """Native state dicts that `native_file` has made."""
+    return {}
+
+
 @pytest.fixture
-def native_file(tmp_path: Path, tiny, native_state):
+def native_file(tmp_path: Path, tiny, native_state, made):
     """`native_file(kind, dtype, change)` -> a native checkpoint of a tiny model, `change(state)` applied."""
 
     def build(kind="5b", dtype=torch.bfloat16, change=lambda state: None, metadata=None) -> Path:
-        state = native_state(tiny(kind, dtype))
+        if (kind, dtype) not in made:
+            made[kind, dtype] = native_state(tiny(kind, dtype))
+        state = {name: tensor.clone() for name, tensor in made[kind, dtype].items()}
         change(state)
         path = tmp_path / "native.safetensors"
         save_file(state, path, metadata)

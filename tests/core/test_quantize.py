@@ -1,11 +1,5 @@
-import errno
 import itertools
 import json
-import os
-import shutil
-import subprocess
-import sys
-from collections import namedtuple
 
 import pytest
 import torch
@@ -22,7 +16,6 @@ from sixbit_diffusion.sixbit_core.quantize import (
     quantize_tensors,
 )
 from sixbit_diffusion.sixbit_core.quantized import QuantizedWeight, file_entries
-from sixbit_diffusion.sixbit_core.replacing import replacing
 
 FAST = QuantizeConfig(method="rtn")
 
@@ -262,132 +255,6 @@ def test_a_5b_shrinks_three_and_a_half_times():
 # --- faults: one line that names the place, and whatever stood at the target still stands there
 
 
-def spoil(name, value):
-    def change(state):
-        state[name].view(-1)[3] = value
-
-    return change
-
-
-def quantize_layer(state):
-    weight = state.pop("blocks.0.q.weight")
-    state.update(quantize_linear(weight, FAST).state_dict("blocks.0.q"))
-
-
-def to_fp8(state):
-    state["blocks.1.k.weight"] = state["blocks.1.k.weight"].to(torch.float8_e4m3fn)
-
-
-SOURCE_FAULTS = [
-    (spoil("blocks.1.ff_out.weight", float("nan")), r"blocks\.1\.ff_out\.weight holds NaN or Inf"),
-    (spoil("blocks.0.q.weight", float("inf")), r"blocks\.0\.q\.weight holds NaN or Inf"),
-    (spoil("norm_out.linear.weight", float("-inf")), r"norm_out\.linear\.weight holds NaN or Inf"),
-    (spoil("blocks.1.norm2.norm.bias", float("nan")), r"blocks\.1\.norm2\.norm\.bias holds NaN or Inf"),
-    (quantize_layer, r"is quantized already; give the original"),
-    (to_fp8, r"blocks\.1\.k\.weight is float8_e4m3fn; needed is"),
-    (lambda state: state.pop("blocks.1.v.weight"), r"blocks\.1\.v\.weight is missing"),
-    (lambda state: state.update({"proj_out.bias": torch.zeros(3)}), r"proj_out\.bias is \[3\]"),
-    (lambda state: state.clear(), "no model this pack knows"),
-]
-
-
-@pytest.mark.parametrize("existing", [False, True])
-@pytest.mark.parametrize(("change", "message"), SOURCE_FAULTS)
-def test_a_bad_source_leaves_the_target_alone(native_file, tmp_path, change, message, existing):
-    check_fault(native_file(change=change), tmp_path, existing, message)
-
-
-def check_fault(source, tmp_path, existing, message, error=CheckpointError):
-    folder = tmp_path / "targets"
-    folder.mkdir()
-    target = folder / "out.safetensors"
-    if existing:
-        target.write_bytes(b"old")
-    with pytest.raises(error, match=message) as caught:
-        quantize_checkpoint(source, target, QuantizeConfig(method="rtn", force=existing))
-    assert "\n" not in str(caught.value)
-    assert {p.name for p in folder.iterdir()} == ({target.name} if existing else set())
-    assert not existing or target.read_bytes() == b"old"
-
-
-@pytest.mark.parametrize("existing", [False, True])
-def test_a_source_cut_short(native_file, tmp_path, existing):
-    source = native_file()
-    source.write_bytes(source.read_bytes()[:-100])
-    check_fault(source, tmp_path, existing, "is cut short at")
-
-
-@pytest.mark.parametrize("existing", [False, True])
-def test_too_little_space(native_file, tmp_path, existing, monkeypatch):
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 1000))
-    check_fault(native_file(), tmp_path, existing, r"has 0\.00 GB free, .* are needed; free some space")
-
-
-@pytest.mark.parametrize("existing", [False, True])
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_the_disk_gives_out(native_file, tmp_path, existing, monkeypatch, call):
-    def full(*args):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, call, full)
-    check_fault(native_file(), tmp_path, existing, r"cannot write .*out\.safetensors: No space left")
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_the_disk_gives_out_in_the_middle(native_file, tmp_path, monkeypatch):
-    from sixbit_diffusion.sixbit_core import safetensors_file
-
-    def full(path, mode="r", *args, **kwargs):
-        return open("/dev/full" if "w" in mode else path, mode, *args, **kwargs)
-
-    monkeypatch.setattr(safetensors_file, "open", full, raising=False)
-    check_fault(native_file(), tmp_path, True, "cannot write .*: No space left")
-
-
-@pytest.mark.parametrize("existing", [False, True])
-@pytest.mark.parametrize("interruption", [KeyboardInterrupt, MemoryError])
-def test_an_interruption_leaves_nothing(native_file, tmp_path, existing, interruption, monkeypatch):
-    from sixbit_diffusion.sixbit_core import quantize
-
-    calls = []
-
-    def group(*args, **kwargs):
-        calls.append(1)
-        if len(calls) == 5:
-            assert list((tmp_path / "targets").glob(".out.safetensors.tmp-*"))  # it writes beside the target
-            raise interruption("stop")
-        return quantize_group(*args, **kwargs)
-
-    monkeypatch.setattr(quantize, "quantize_group", group)
-    check_fault(native_file(), tmp_path, existing, "stop", interruption)
-
-
-def test_targets_that_are_refused(native_file, tmp_path):
-    source = native_file()
-    before = source.read_bytes()
-    folder = tmp_path / "folder.safetensors"
-    folder.mkdir()
-    existing = tmp_path / "existing.safetensors"
-    existing.write_bytes(b"old")
-    link = tmp_path / "link.safetensors"
-    link.symlink_to(source)
-    for target, message in (
-        (source, "is the source itself"),
-        (link, "is the source itself"),
-        (existing, "exists; choose another name, or replace it with --force"),
-        (folder, "is a folder"),
-        (tmp_path / "absent" / "out.safetensors", "does not exist; create it"),
-        (tmp_path / "out.gguf", r"must end in \.safetensors"),
-    ):
-        with pytest.raises(CheckpointError, match=message):
-            force = "source" in message
-            quantize_checkpoint(source, target, QuantizeConfig(method="rtn", force=force))
-    assert source.read_bytes() == before and existing.read_bytes() == b"old"
-    quantize_checkpoint(source, existing, QuantizeConfig(method="rtn", force=True))
-    assert open_checkpoint(existing).is_quantized
-
-
 def test_a_shard_of_the_source_is_no_target(tiny, store):
     folder = store(tiny(), "sharded folder")
     shard = sorted(folder.glob("*.safetensors"))[0]
@@ -406,41 +273,6 @@ def test_no_weights_of_the_pipeline_are_a_target(tiny, store):
             quantize_checkpoint(source, vae, QuantizeConfig(method="rtn", force=True))
     assert vae.read_bytes() == b"vae"
     quantize_checkpoint(folder, folder / "6bit.safetensors", FAST)
-
-
-def test_a_target_made_meanwhile_stays(native_file, tmp_path):
-    target = tmp_path / "out.safetensors"
-
-    def other(*_):
-        target.write_bytes(b"theirs")
-
-    with pytest.raises(CheckpointError, match=r"was made by another program meanwhile; .*--force"):
-        quantize_checkpoint(native_file(), target, FAST, other)
-    assert target.read_bytes() == b"theirs" and not list(tmp_path.glob(".*"))
-    quantize_checkpoint(native_file(), target, QuantizeConfig(method="rtn", force=True), other)
-    assert open_checkpoint(target).is_quantized
-
-
-@pytest.mark.skipif(os.name == "nt", reason="processes cannot be asked there")
-def test_leftovers_of_dead_processes_are_removed(native_file, tmp_path):
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    dead = tmp_path / f".out.safetensors.tmp-{ended.pid}"
-    kept = [tmp_path / f".out.safetensors.tmp-{os.getppid()}", tmp_path / f".b.safetensors.tmp-{ended.pid}"]
-    for path in (dead, *kept):
-        path.write_bytes(b"half")
-    quantize_checkpoint(native_file(), tmp_path / "out.safetensors", FAST)
-    assert not dead.exists() and all(path.exists() for path in kept)
-    beside = tmp_path / f".p.tmp-{ended.pid}.json"
-    beside.write_text("half")
-    with replacing(tmp_path / "p.json") as path:
-        path.write_text("whole")
-    assert not beside.exists()
-
-
-def test_a_target_whose_name_is_too_long(native_file, tmp_path):
-    with pytest.raises(CheckpointError, match=r"cannot write .*name too long"):
-        quantize_checkpoint(native_file(), tmp_path / ("a" * 300 + ".safetensors"), FAST)
 
 
 def test_fp32_that_overflows_fp16_is_named(tmp_path):

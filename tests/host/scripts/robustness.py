@@ -333,7 +333,9 @@ def wrong_use_is_said_in_one_line() -> dict[str, str]:
         "model": {"family": "cogvideox-5b", "fingerprint": "00"},
         "calibration": {},
         "theta": {},
-        "linears": {},
+        "linears": {
+            "blocks.0.q": dict.fromkeys(("alpha", "beta", "r2", "error_nvfp4", "error_int8", "macs"), 1)
+        },
     }
     (FOLDER / "sixbit_predictors" / "other.json").write_text(json.dumps(document))
     quantized = load("tiny/", "6-bit")
