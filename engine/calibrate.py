@@ -11,11 +11,12 @@ from pathlib import Path
 
 import torch
 
-from ..sixbit_core.calibrate import fit_predictor, solve_thetas
+from ..sixbit_core.calibrate import fit_predictor
 from ..sixbit_core.calibration_run import CalibrationRun, FullWeight, LinearRecord
 from ..sixbit_core.config import PRESETS, DMPQConfig
 from ..sixbit_core.predictor import Predictor
 from ..sixbit_core.sample_inputs import FILE_NAME, write_inputs
+from ..sixbit_core.thresholds import solve_thetas, trials
 from .attach import block_linears
 from .errors import InputError
 from .facts import ModelFacts, check_clip, check_sampling, check_text_to_video, read_facts
@@ -80,7 +81,7 @@ def calibrate(
     clips = _Clips(specs, tuple(model.encode(c.prompt, c.negative, c.guided) for c in specs))
     paper = not facts.checkpoint.is_quantized
     errors = ("excess", "paper") if paper else ("excess",)
-    thresholds = len(request.bits) * 2 * len(errors)
+    thresholds = len(trials(request.bits, errors))
     say(_forecast(model, clips, thresholds))
     kept: dict[str, list[torch.Tensor]] | None = None if request.inputs is None else {}
     records = record_errors(model, clips, full_weights(model) if paper else None, progress, say, kept)

@@ -18,12 +18,13 @@ import comfy.utils
 import torch
 from comfy.patcher_extension import WrappersMP
 
-from ..sixbit_core.calibrate import fit_predictor, solve_thetas
+from ..sixbit_core.calibrate import fit_predictor
 from ..sixbit_core.calibration_run import CalibrationRun, FullWeight, LinearRecord
 from ..sixbit_core.checkpoint import Checkpoint
 from ..sixbit_core.config import PRESETS, DMPQConfig
 from ..sixbit_core.predictor import Predictor
 from ..sixbit_core.run import RunState
+from ..sixbit_core.thresholds import solve_thetas, trials
 from .branches import KEY as LORAS
 from .bridge import layout_of, settings_of, with_settings
 from .run import RUN
@@ -80,7 +81,7 @@ def calibrate(model: Patcher, checkpoint: Checkpoint, clips: Clips) -> tuple[Pre
         raise ValueError("a predictor is of the weights alone; calibrate without Load CogVideoX LoRA")
     layout = layout_of(model)
     errors = ("excess",) if checkpoint.is_quantized else ("excess", "paper")
-    thresholds = len(BITS) * 2 * len(errors)
+    thresholds = len(trials(BITS, errors))
     solving = thresholds * _RUNS_PER_THRESHOLD * min(_SOLVING_PROMPTS, len(clips.positives))
     logging.info(_forecast(model, clips, thresholds, solving))
     on_step, finish = _progress((len(clips.positives) + solving) * clips.steps)

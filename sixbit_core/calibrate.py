@@ -1,32 +1,21 @@
-"""Fit a predictor to calibration runs, and solve the thresholds that give the asked-for bits.
+"""Fit a predictor to calibration runs.
 
-Per linear a least-squares line is fitted to the error e(t) over Γ(t−1) (`calibration_run` defines and
-records both). θ is then solved closed-loop on whole runs, INT8 that is forced by a missing Γ included,
-once without and once with the delta cache. Source: 6Bit-Diffusion (arXiv 2603.18742), DMPQ.
+Per linear a least-squares line is fitted to the error e(t) over Γ(t−1) (`calibration_run` defines and records
+both), and a plane over Γ(t−1) and progress. `thresholds` then solves θ on whole runs. Source: 6Bit-Diffusion
+(arXiv 2603.18742), DMPQ; the plane is ours.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
-from .calibration_run import CalibrationRun, LinearRecord
-from .config import DMPQConfig
-from .layout import BlockLayout, linear_name
-from .predictor import PROGRESS_BINS, Line, LinearFit, Predictor, theta_key
-from .router import progress_bin
-
-__all__ = [
-    "CalibrationRun",
-    "LinearRecord",
-    "ThetaSolution",
-    "fit_line",
-    "fit_predictor",
-    "open_loop_theta",
-    "solve_theta",
-    "solve_thetas",
-]
+from .calibration_run import LinearRecord
+from .layout import BlockLayout
+from .predictor import PROGRESS_BINS, Line, LinearFit, Plane, Predictor
+from .router_tables import progress_bin
 
 OUTLIER_PERCENTILE = 0.99
+RIDGE = 0.01  # weight of the squared slopes over standardised Γ and progress, as a share of the rows
+LEAST_R2 = 0.1  # of a plane; below it the mean is taken
 
 
 def fit_predictor(
@@ -36,7 +25,7 @@ def fit_predictor(
     fingerprint: str,
     calibration: dict[str, object],
 ) -> Predictor:
-    """Fit every linear's lines; thresholds are still to be solved (`solve_thetas`).
+    """Fit every linear's lines; thresholds are still to be solved (`thresholds`).
 
     PDR limits are the 99th percentile of the outlier ratios of each kind.
 
@@ -75,106 +64,30 @@ def fit_line(x: Sequence[float], y: Sequence[float]) -> Line:
     return Line(xy / xx, mean_y - xy / xx * mean_x, xy * xy / (xx * yy))
 
 
-@dataclass(frozen=True)
-class ThetaSolution:
-    """A threshold, the bits that it gave on whole runs, and how many runs were spent."""
+def fit_plane(gammas: Sequence[float], progress: Sequence[float], y: Sequence[float]) -> Plane:
+    """Ridge regression of `y` on Γ and progress: with both standardised to u and v,
 
-    theta: float
-    bits: float
-    runs: int
+        min Σ (y − mean − a·u − b·v)² + RIDGE·n·(a² + b²)
 
-
-def solve_theta(
-    run_once: Callable[[float], float],
-    target: float,
-    theta_of_bits: Callable[[float], float],
-    tolerance: float = 0.03,
-    max_runs: int = 8,
-) -> ThetaSolution:
-    """Find the threshold whose whole runs average `target` bits, closed-loop.
-
-    False position between 4 and 8 open-loop bits, which is where the search is well scaled. Where the
-    target cannot be met (INT8 forced after skips may alone exceed it), the nearest end is the answer.
-
-    Args:
-        run_once: threshold -> average activation bits of a run, falling in the threshold.
-        target: asked-for bits.
-        theta_of_bits: open-loop bits (4 to 8) -> threshold, see `open_loop_theta`.
-        tolerance: of the average bits.
-        max_runs: runs to spend at most.
+    R² is that of these slopes. Where it is below `LEAST_R2` the slopes are 0: the mean serves.
     """
-    low: tuple[float, float] | None = None  # (open-loop bits, measured bits) below the target
-    high: tuple[float, float] | None = None  # above it
-    nominal, best = target, None
-    for runs in range(1, max_runs + 1):
-        theta = theta_of_bits(nominal)
-        bits = run_once(theta)
-        if best is None or abs(bits - target) < abs(best.bits - target):
-            best = ThetaSolution(theta, bits, runs)
-        if abs(bits - target) <= tolerance:
-            break
-        if bits > target:
-            high = (nominal, bits)
-        else:
-            low = (nominal, bits)
-        following = _next_nominal(low, high, target)
-        if following == nominal:
-            break
-        nominal = following
-    return replace(best, runs=runs)
-
-
-def solve_thetas(
-    predictor: Predictor,
-    records: Sequence[LinearRecord],
-    run_once: Callable[[DMPQConfig, bool], float],
-    bits: Iterable[float],
-    errors: Sequence[str] = ("excess",),
-) -> Predictor:
-    """The predictor with thresholds for every asked-for bits, without and with the cache.
-
-    Args:
-        predictor: of `fit_predictor`.
-        records: those that it was fitted on.
-        run_once: (config with its `theta` set, whether the cache is on) -> average activation bits.
-        bits: asked-for average bits.
-        errors: members of `config.ERRORS`; the paper preset needs "paper".
-    """
-    theta: dict[str, dict[str, float]] = {key: dict(row) for key, row in predictor.theta.items()}
-    for asked in bits:
-        row = theta.setdefault(str(float(asked)), {})
-        for error in errors:
-            for cache_on in (False, True):
-                config = DMPQConfig(router="gamma", bits=float(asked), error=error)
-                solution = solve_theta(
-                    lambda value, config=config, on=cache_on: run_once(replace(config, theta=value), on),
-                    float(asked),
-                    lambda nominal, error=error: open_loop_theta(records, predictor, nominal, error),
-                )
-                row[theta_key(error, cache_on)] = solution.theta
-    return replace(predictor, theta=theta)
-
-
-def open_loop_theta(
-    records: Sequence[LinearRecord], predictor: Predictor, bits: float, error: str = "excess"
-) -> float:
-    """The threshold that would give `bits` if the calibration runs' Γ came again; always finite."""
-    predicted = []
-    for record in records:
-        if record.gamma is not None:
-            fit = predictor.linears[linear_name(record.block, record.kind)]
-            line = fit.paper if error == "paper" else fit.excess
-            predicted.append((line.at(record.gamma), fit.macs))
-    predicted.sort(reverse=True)
-    budget = (bits - 4.0) / 4.0 * sum(macs for _, macs in predicted)
-    margin = max(abs(predicted[0][0]), abs(predicted[-1][0]), 1e-6)
-    above = predicted[0][0] + margin  # the last threshold under which every choice so far is INT8
-    for value, macs in predicted:
-        if budget < macs / 2:
-            return (above + value) / 2
-        budget -= macs
-        above = value
-    return above - margin
+    (u, mean_u, scale_u), (v, mean_v, scale_v) = _standardised(gammas), _standardised(progress)
+    mean = _mean(y)
+    deviations = [value - mean for value in y]
+    uv, uy, vy = (
+        _mean([p * q for p, q in zip(*pair, strict=True)])
+        for pair in ((u, v), (u, deviations), (v, deviations))
+    )
+    uu, vv = (_mean([p * p for p in x]) + RIDGE for x in (u, v))
+    determinant = uu * vv - uv * uv
+    a, b = (vv * uy - uv * vy) / determinant, (uu * vy - uv * uy) / determinant
+    spread = math.fsum(d * d for d in deviations)
+    left = math.fsum((d - a * p - b * q) ** 2 for d, p, q in zip(deviations, u, v, strict=True))
+    r2 = 1.0 - left / spread if spread > 0.0 else 0.0
+    if r2 < LEAST_R2:
+        return Plane(0.0, 0.0, mean, r2)
+    alpha, slope = a / scale_u, b / scale_v
+    return Plane(alpha, slope, mean - alpha * mean_u - slope * mean_v, r2)
 
 
 def _fit_linear(records: Sequence[LinearRecord], macs: int) -> LinearFit:
@@ -192,16 +105,15 @@ def _fit_linear(records: Sequence[LinearRecord], macs: int) -> LinearFit:
         error_int8=_mean([record.error_int8 for record in records]),
         error_by_progress=tuple(_mean(values) if values else excess for values in bins),
         macs=macs,
+        timed=fit_plane(gammas, [r.progress for r in known], [r.excess for r in known]),
     )
 
 
-def _next_nominal(low: tuple[float, float] | None, high: tuple[float, float] | None, target: float) -> float:
-    if low is None or high is None:
-        (nominal, bits), end = (high, 4.0) if low is None else (low, 8.0)
-        step = 1.5 * (target - bits)  # a little beyond, to bracket the target
-        return max(nominal + step, end) if end == 4.0 else min(nominal + step, end)
-    share = (target - low[1]) / (high[1] - low[1])
-    return low[0] + min(max(share, 0.1), 0.9) * (high[0] - low[0])
+def _standardised(x: Sequence[float]) -> tuple[list[float], float, float]:
+    """`x` with mean 0 and variance 1 (all 0 where it does not vary), its mean and its standard deviation."""
+    mean = _mean(x)
+    scale = math.sqrt(_mean([(value - mean) ** 2 for value in x])) or 1.0
+    return [(value - mean) / scale for value in x], mean, scale
 
 
 def _mean(values: Sequence[float]) -> float:

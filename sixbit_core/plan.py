@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from .config import DeltaCacheConfig
 from .formats import FORMATS
 from .observe import NonFiniteError, Reading
-from .router import ROUTERS, Place, RouterTables
+from .router import ROUTERS
+from .router_tables import Place, RouterTables
 from .skip import SKIP_POLICIES, Observation
 
 INPUT_OF = {"k": "q", "v": "q"}
@@ -150,7 +151,7 @@ def _formats(
 ) -> dict[str, str]:
     route = ROUTERS[tables.config.router]
     formats = {
-        kind: route(Place(now.evaluation, now.progress, block, kind, memory.gamma), tables)
+        kind: route(Place(now.evaluation, now.progress, block, kind, memory.gamma, now.last), tables)
         for kind in tables.layout.names
     }
     if not (refresh and tables.config.purified_refresh):

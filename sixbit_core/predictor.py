@@ -22,6 +22,7 @@ from .replacing import replacing
 FORMAT = "sixbit-predictor"
 VERSION = 1
 PROGRESS_BINS = 10
+GAMMA_TIME = "gamma-time"
 _LARGEST = 50_000_000  # bytes; the predictor of a 5B is below one million
 
 
@@ -39,6 +40,23 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Plane:
+    """error = alpha·Γ + slope·progress + beta; `r2` is the share of the variance that such a plane explains.
+
+    Where that is too little both coefficients are 0 and beta is the mean (`calibrate`).
+    """
+
+    alpha: float
+    slope: float
+    beta: float
+    r2: float
+
+    def at(self, gamma: float, progress: float) -> float:
+        """The predicted error."""
+        return self.alpha * gamma + self.slope * progress + self.beta
+
+
+@dataclass(frozen=True)
 class LinearFit:
     """What calibration knows of one linear.
 
@@ -48,6 +66,7 @@ class LinearFit:
         error_nvfp4, error_int8: mean relative output errors of the two formats.
         error_by_progress: mean excess error in `PROGRESS_BINS` equal parts of sampling.
         macs: multiply-accumulates for one row.
+        timed: plane of the excess error over Γ and progress; None in files from before there were any.
     """
 
     excess: Line
@@ -56,6 +75,7 @@ class LinearFit:
     error_int8: float
     error_by_progress: tuple[float, ...]
     macs: int
+    timed: Plane | None = None
 
 
 @dataclass(frozen=True)
@@ -67,8 +87,8 @@ class Predictor:
         calibration: how it was made (steps, scheduler, cfg, size, frames, seed, prompts).
         linears: native linear name -> fit.
         outlier_limits: PDR limit by linear kind.
-        theta: asked-for bits, as text -> {"cache_off", "cache_on", and with prefix "paper_" for the
-            paper's error} -> threshold.
+        theta: asked-for bits, as text -> {"cache_off", "cache_on", with prefix "paper_" for the paper's
+            error, and "time_cache_off" for gamma-time} -> threshold.
     """
 
     family: str
@@ -90,7 +110,7 @@ class Predictor:
             return config.theta
         if config.bits in (4.0, 8.0):
             return math.inf if config.bits == 4.0 else -math.inf
-        key = theta_key(config.error, cache_on)
+        key = theta_key(config, cache_on)
         known = sorted((float(bits), row[key]) for bits, row in self.theta.items() if key in row)
         if not known or not known[0][0] <= config.bits <= known[-1][0]:
             found = ", ".join(f"{bits:g}" for bits, _ in known) or "none"
@@ -155,9 +175,10 @@ class Predictor:
             beside.write_text(self.to_json(), encoding="utf-8", newline="\n")
 
 
-def theta_key(error: str, cache_on: bool) -> str:
+def theta_key(config: DMPQConfig, cache_on: bool) -> str:
     """Key of a threshold in a predictor file's `theta`."""
-    return ("paper_" if error == "paper" else "") + ("cache_on" if cache_on else "cache_off")
+    prefix = "time_" if config.router == GAMMA_TIME else "paper_" if config.error == "paper" else ""
+    return prefix + ("cache_on" if cache_on else "cache_off")
 
 
 def load_predictor(path: Path, fingerprint: str | None = None) -> Predictor:
@@ -220,11 +241,12 @@ def _fit_to_dict(fit: LinearFit) -> dict:
         "error_int8": fit.error_int8,
         "error_by_progress": list(fit.error_by_progress),
         "macs": fit.macs,
+        **({} if fit.timed is None else {"timed": vars(fit.timed)}),
     }
 
 
 def _fit_from_dict(entry: dict) -> LinearFit:
-    paper = entry.get("paper")
+    paper, timed = entry.get("paper"), entry.get("timed")
     by_progress = tuple(_finite(value) for value in entry.get("error_by_progress", ()))
     if by_progress and len(by_progress) != PROGRESS_BINS:
         raise ValueError(f"error_by_progress needs {PROGRESS_BINS} values, has {len(by_progress)}")
@@ -235,6 +257,9 @@ def _fit_from_dict(entry: dict) -> LinearFit:
         error_int8=_finite(entry["error_int8"]),
         error_by_progress=by_progress,
         macs=_whole(entry["macs"]),
+        timed=None
+        if timed is None
+        else Plane(*(_finite(timed[k]) for k in ("alpha", "slope", "beta", "r2"))),
     )
 
 

@@ -1,8 +1,11 @@
 """Which activation format a linear uses in an evaluation: ROUTERS, name -> rule.
 
     gamma:        INT8 where α·Γ(t−1) + β > θ, else NVFP4; INT8 where there is no Γ (DMPQ of the paper)
+    gamma-time:   the same with an error predicted from Γ and progress of sampling
     static:       a fixed set of linears is INT8: most error saved per MAC first, up to the asked-for bits
     static-time:  the same choice over pairs (linear, tenth of sampling)
+    protect:      the first 8 % of sampling and the last evaluation are INT8; what the asked-for bits leave
+                  over goes to a fixed set of linears, as in static
     random:       INT8 with the probability that meets the asked-for bits, from a hash of the place
     int8, nvfp4, bf16:  one format for all
 
@@ -10,86 +13,20 @@ Add a router by writing one decorated function. Source: 6Bit-Diffusion (arXiv 26
 the others are what it must be held against at equal bits.
 """
 
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, replace
-from functools import cached_property
+import math
+from collections.abc import Callable
+from dataclasses import replace
 
-from .config import PAPER_OUTLIER_LIMIT, DMPQConfig
-from .layout import BlockLayout, linear_name
-from .predictor import PROGRESS_BINS, LinearFit, Predictor
-from .skip import hashed_unit
-
-
-@dataclass(frozen=True)
-class Place:
-    """One linear in one evaluation, and what is known of its block before it runs."""
-
-    evaluation: int
-    progress: float  # share of sampling done, in [0, 1]
-    block: int
-    kind: str
-    gamma: float | None  # Γ of the evaluation before, maximum over streams; None if the block did not run
-
-
-@dataclass(frozen=True)
-class RouterTables:
-    """What a run's routes are decided from, besides the place. Built once a run."""
-
-    config: DMPQConfig
-    layout: BlockLayout
-    predictor: Predictor | None
-    cache_on: bool
-
-    def fit(self, place: Place) -> LinearFit:
-        """Calibration of the place's linear."""
-        return self.calibrated.linears[linear_name(place.block, place.kind)]
-
-    @property
-    def calibrated(self) -> Predictor:
-        """The predictor, or ValueError where the run has none."""
-        if self.predictor is None:
-            raise ValueError(
-                f'router "{self.config.router}" needs a predictor for this model and there is none: '
-                'calibrate, or choose router "int8"'
-            )
-        return self.predictor
-
-    def outlier_limit(self, kind: str) -> float:
-        """PDR limit of a linear kind: the config's, else the predictor's, else the paper's."""
-        if self.config.outlier_limit is not None:
-            return self.config.outlier_limit
-        return PAPER_OUTLIER_LIMIT if self.predictor is None else self.predictor.outlier_limit(kind)
-
-    @cached_property
-    def theta(self) -> float:
-        """Threshold of the gamma router."""
-        if self.config.error == "paper" and any(f.paper is None for f in self.calibrated.linears.values()):
-            raise ValueError(
-                "this predictor holds no paper error, since it was calibrated without full-precision "
-                "weights: calibrate from the full-precision model, or choose another preset than paper"
-            )
-        return self.calibrated.threshold(self.config, self.cache_on and self.config.bits_of == "run")
-
-    @cached_property
-    def static_split(self) -> frozenset[Hashable]:
-        """Native names of the linears that the static router runs in INT8."""
-        fits = self.calibrated.linears.items()
-        gains = ((name, fit.error_nvfp4 - fit.error_int8, fit.macs) for name, fit in fits)
-        return int8_split(gains, self.config.bits)
-
-    @cached_property
-    def static_time_split(self) -> frozenset[Hashable]:
-        """(native name, progress bin) that the static-time router runs in INT8."""
-        fits = self.calibrated.linears
-        if any(not fit.error_by_progress for fit in fits.values()):
-            raise ValueError("this predictor holds no errors by progress: calibrate again for static-time")
-        pairs = (((n, b), e, f.macs) for n, f in fits.items() for b, e in enumerate(f.error_by_progress))
-        return int8_split(pairs, self.config.bits)
-
+from .config import DMPQConfig
+from .layout import linear_name
+from .predictor import GAMMA_TIME, Predictor
+from .router_tables import Place, RouterTables, progress_bin
+from .skip import hashed_unit, is_turn
 
 Router = Callable[[Place, RouterTables], str]
 ROUTERS: dict[str, Router] = {}
 AUTO = "auto"
+PROTECTED = 0.08  # of sampling, from its start
 
 
 def router(name: str) -> Callable[[Router], Router]:
@@ -112,6 +49,15 @@ def by_gamma(place: Place, tables: RouterTables) -> str:
     return "int8" if line.at(place.gamma) > theta else "nvfp4"
 
 
+@router(GAMMA_TIME)
+def by_gamma_and_time(place: Place, tables: RouterTables) -> str:
+    """The predicted error of the block's change one evaluation earlier, at this point of sampling."""
+    if place.gamma is None:
+        return "int8"
+    theta = tables.theta  # first: it sees to it that the planes are there
+    return "int8" if tables.fit(place).timed.at(place.gamma, place.progress) > theta else "nvfp4"
+
+
 @router("static")
 def by_linear(place: Place, tables: RouterTables) -> str:
     """The same linears in every evaluation."""
@@ -123,6 +69,25 @@ def by_linear_and_time(place: Place, tables: RouterTables) -> str:
     """The same linears in every run, chosen anew for each tenth of sampling."""
     key = (linear_name(place.block, place.kind), progress_bin(place.progress))
     return "int8" if key in tables.static_time_split else "nvfp4"
+
+
+@router("protect")
+def by_stage(place: Place, tables: RouterTables) -> str:
+    """Start and end of sampling are INT8, and in between those linears that the bits leave room for.
+
+    With N evaluations, P of them protected, the others have b' = (N·bits − 8·P) / (N − P) bits, 4 at least.
+    Linears are INT8 in the order of `static` up to b'; the one in which b' falls is so in just as many
+    evaluations, evenly spaced, as make the bits exact.
+    """
+    intervals = tables.int8_intervals
+    if place.progress < PROTECTED or place.last:
+        return "int8"
+    evaluations = place.evaluation / place.progress
+    protected = math.ceil(PROTECTED * evaluations - 1e-6) + 1
+    room = (evaluations * tables.config.bits - 8 * protected) / (evaluations - protected)
+    share = (room - 4.0) / 4.0
+    low, high = intervals[linear_name(place.block, place.kind)]
+    return "int8" if is_turn(place.evaluation, (share - low) / (high - low)) else "nvfp4"
 
 
 @router("random")
@@ -169,28 +134,3 @@ def resolve_router(config: DMPQConfig, predictor: Predictor | None) -> tuple[DMP
             f"router must be one of {', '.join([AUTO, *sorted(ROUTERS)])}, got {config.router!r}"
         )
     return config, None
-
-
-def progress_bin(progress: float) -> int:
-    """Which of `PROGRESS_BINS` equal parts of sampling `progress` lies in."""
-    return min(int(progress * PROGRESS_BINS), PROGRESS_BINS - 1)
-
-
-def int8_split(items: Iterable[tuple[Hashable, float, int]], bits: float) -> frozenset[Hashable]:
-    """Choose INT8 members under a budget: a knapsack, solved greedily by gain per MAC.
-
-    Args:
-        items: (key, error saved by INT8, MACs).
-        bits: mean over MACs of 4 (NVFP4) and 8 (INT8) that must not be exceeded.
-
-    Returns:
-        The keys that run in INT8. One that does not fit is passed over and smaller ones are tried.
-    """
-    members = sorted(items, key=lambda item: (-item[1] / item[2], str(item[0])))
-    budget = (bits - 4.0) / 4.0 * sum(macs for _, _, macs in members)
-    chosen, spent = [], 0
-    for key, _, macs in members:
-        if spent + macs <= budget:
-            chosen.append(key)
-            spent += macs
-    return frozenset(chosen)

@@ -28,7 +28,8 @@ from .plan import INPUT_OF, BlockMemory, BlockPlan, Moment, learn, plan_block
 from .predictor import Predictor
 from .quantized import QuantizedWeight
 from .report import Ledger, RunReport
-from .router import ROUTERS, Place, RouterTables, resolve_router
+from .router import ROUTERS, resolve_router
+from .router_tables import Place, RouterTables
 from .skip import SKIP_POLICIES
 
 __all__ = ["BlockLayout", "NonFiniteError", "RunState", "Stream", "run_block"]

@@ -7,6 +7,7 @@ two residuals of every stream exist, and the evaluation is not the last.
 """
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -56,6 +57,11 @@ def hashed_unit(*parts: object) -> float:
     """A number in [0, 1) that depends on `parts` alone: the same on every machine and in every run."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 11) / 2**53
+
+
+def is_turn(count: int, share: float) -> bool:
+    """Whether `count` is one of the evenly spaced numbers 0, 1, … that make up `share` of them."""
+    return math.floor((count + 1) * share) > math.floor(count * share) if 0 < share < 1 else share >= 1
 
 
 def _allowed(seen: Observation, config: DeltaCacheConfig) -> bool:

@@ -4,20 +4,13 @@ from dataclasses import replace
 import pytest
 import torch
 from sixbit_diffusion.kernels import block_hadamard, dequantize_nvfp4, quantize_int8, quantize_nvfp4
-from sixbit_diffusion.sixbit_core.calibrate import (
-    CalibrationRun,
-    LinearRecord,
-    fit_line,
-    fit_predictor,
-    open_loop_theta,
-    solve_theta,
-    solve_thetas,
-)
-from sixbit_diffusion.sixbit_core.calibration_run import evenly_spaced
+from sixbit_diffusion.sixbit_core.calibrate import fit_line, fit_plane, fit_predictor
+from sixbit_diffusion.sixbit_core.calibration_run import CalibrationRun, LinearRecord, evenly_spaced
 from sixbit_diffusion.sixbit_core.config import DMPQConfig
 from sixbit_diffusion.sixbit_core.layout import BlockLayout
 from sixbit_diffusion.sixbit_core.quantized import QuantizedWeight
 from sixbit_diffusion.sixbit_core.run import RunState, run_block
+from sixbit_diffusion.sixbit_core.thresholds import open_loop_theta, solve_theta, solve_thetas
 
 SHAPES = {"q": (32, 64), "k": (32, 64), "ff": (16, 64)}
 LAYOUT = BlockLayout(("q", "k", "ff"), (SHAPES,) * 2)
@@ -115,6 +108,19 @@ def test_line_by_hand():
     assert fit_line([1.0, 1.0], [2.0, 4.0]).beta == 3.0
 
 
+def test_plane_by_hand():
+    grid = [(g / 4, p / 4) for g in range(5) for p in range(5)]
+    gammas, progress = zip(*grid, strict=True)
+    plane = fit_plane(gammas, progress, [0.3 * g - 0.2 * p + 0.5 for g, p in grid])
+    shrunk = 1 / 1.01  # the ridge, on what is standardised and uncorrelated
+    assert (plane.alpha, plane.slope) == pytest.approx((0.3 * shrunk, -0.2 * shrunk))
+    assert plane.at(0.5, 0.5) == pytest.approx(0.55) and plane.r2 == pytest.approx(1 - (1 - shrunk) ** 2)
+    level = fit_plane(gammas, progress, [float(n % 2) for n in range(25)])
+    assert (level.alpha, level.slope, level.beta) == (0.0, 0.0, pytest.approx(12 / 25)) and level.r2 < 0.1
+    same = fit_plane([1.0] * 25, progress, [p for _, p in grid])  # Γ does not vary
+    assert same.alpha == 0.0 and same.slope == pytest.approx(shrunk)
+
+
 def synthetic() -> list[LinearRecord]:
     """e = 0.1·Γ + 0.01 in block 0, twice that in block 1; 20 evaluations."""
     return [
@@ -150,7 +156,7 @@ def test_open_loop_theta_splits_at_the_asked_share():
     predictor = fit_predictor(records, LAYOUT, "toy", "abc", {})
     known = [r for r in records if r.gamma is not None]
     for bits in (4.0, 5.0, 6.0, 7.5, 8.0):
-        theta = open_loop_theta(records, predictor, bits)
+        theta = open_loop_theta(records, predictor, bits, DMPQConfig())
         macs = {True: 0, False: 0}
         for r in known:
             above = predictor.linears[f"blocks.{r.block}.{r.kind}"].excess.at(r.gamma) > theta
@@ -183,16 +189,18 @@ def test_solved_thetas_give_the_bits_on_real_runs(records):
     asked = []
 
     def run_once(config: DMPQConfig, cache_on: bool) -> float:
-        asked.append((config.error, cache_on))
+        asked.append((config.router, config.error, cache_on))
         run = RunState(LAYOUT, config, None, predictor)
         sample(run)
         return run.report().average_activation_bits
 
     solved = solve_thetas(predictor, records, run_once, [6.0], errors=("excess", "paper"))
-    assert set(solved.theta["6.0"]) == {"cache_off", "cache_on", "paper_cache_off", "paper_cache_on"}
-    assert set(asked) == {(e, c) for e in ("excess", "paper") for c in (False, True)}
-    for error in ("excess", "paper"):
-        run = RunState(LAYOUT, DMPQConfig(error=error), None, solved)
+    keys = {"cache_off", "cache_on", "paper_cache_off", "paper_cache_on", "time_cache_off"}
+    assert set(solved.theta["6.0"]) == keys
+    by_gamma = {("gamma", e, c) for e in ("excess", "paper") for c in (False, True)}
+    assert set(asked) == by_gamma | {("gamma-time", "excess", False)}
+    for config in (DMPQConfig(), DMPQConfig(error="paper"), DMPQConfig(router="gamma-time")):
+        run = RunState(LAYOUT, config, None, solved)
         sample(run)
         assert abs(run.report().average_activation_bits - 6.0) < 0.15  # 36 choices of 2 to 6 % each
     assert predictor.theta == {} and replace(solved, theta={}) == predictor

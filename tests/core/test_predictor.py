@@ -5,15 +5,18 @@ from dataclasses import replace
 import pytest
 from sixbit_diffusion.sixbit_core.config import DMPQConfig
 from sixbit_diffusion.sixbit_core.layout import BlockLayout
-from sixbit_diffusion.sixbit_core.predictor import Line, LinearFit, Predictor, load_predictor
+from sixbit_diffusion.sixbit_core.predictor import Line, LinearFit, Plane, Predictor, load_predictor
 
 LAYOUT = BlockLayout(("q", "ff"), ({"q": (16, 16), "ff": (64, 16)},))
+LINE, TIMED = Line(0.1, 1 / 3, 0.4), Plane(0.1, -0.2, 0.3, 0.5)
 PREDICTOR = Predictor(
     family="cogvideox-5b",
     fingerprint="0123456789abcdef0123",
     calibration={"steps": 50, "cfg": 6.0, "size": [480, 720], "prompts": 16},
     linears={
-        "blocks.0.q": LinearFit(Line(0.1, 1 / 3, 0.4), Line(1.0, 2.0, 0.5), 0.09, 0.01, (0.1,) * 10, 256),
+        "blocks.0.q": LinearFit(
+            Line(0.1, 1 / 3, 0.4), Line(1.0, 2.0, 0.5), 0.09, 0.01, (0.1,) * 10, 256, TIMED
+        ),
         "blocks.0.ff": LinearFit(Line(-0.1, 0.2, 0.2), None, 0.08, 0.01, (), 1024),
     },
     outlier_limits={"q": 9.5},
@@ -50,6 +53,14 @@ def test_file_has_the_frozen_keys(path):
     }
     assert document["theta"]["5.0"] == {"cache_off": 0.4, "cache_on": 0.5}
     assert list(document) == sorted(document)
+
+
+def test_a_file_of_before_keeps_loading(path):
+    document = json.loads(path.read_text())
+    del document["linears"]["blocks.0.q"]["timed"]
+    path.write_text(json.dumps(document))
+    assert load_predictor(path).linears["blocks.0.q"].timed is None
+    assert '"timed"' not in load_predictor(path).to_json()
 
 
 def test_a_missing_file_and_other_weights_are_refused(path):

@@ -1,16 +1,12 @@
+from dataclasses import replace
+
 import pytest
 from sixbit_diffusion.sixbit_core.config import DMPQConfig
 from sixbit_diffusion.sixbit_core.formats import FORMATS
 from sixbit_diffusion.sixbit_core.layout import BlockLayout
-from sixbit_diffusion.sixbit_core.predictor import Line, LinearFit, Predictor
-from sixbit_diffusion.sixbit_core.router import (
-    ROUTERS,
-    Place,
-    RouterTables,
-    int8_split,
-    progress_bin,
-    resolve_router,
-)
+from sixbit_diffusion.sixbit_core.predictor import Line, LinearFit, Plane, Predictor
+from sixbit_diffusion.sixbit_core.router import ROUTERS, resolve_router
+from sixbit_diffusion.sixbit_core.router_tables import Place, RouterTables, int8_split, progress_bin
 
 LAYOUT = BlockLayout(("q", "ff"), ({"q": (16, 16), "ff": (48, 16)},) * 2)
 LEVEL = Line(0.0, 0.0, 0.0)
@@ -18,7 +14,9 @@ EARLY, LATE = (0.5,) * 5 + (0.0,) * 5, (0.0,) * 5 + (0.5,) * 5
 
 
 def fit(gain, by_progress, macs, paper=LEVEL):
-    return LinearFit(Line(1.0, 0.0, 1.0), paper, 0.01 + gain, 0.01, by_progress, macs)
+    return LinearFit(
+        Line(1.0, 0.0, 1.0), paper, 0.01 + gain, 0.01, by_progress, macs, Plane(1.0, 0.5, 0.0, 1.0)
+    )
 
 
 PREDICTOR = Predictor(
@@ -32,13 +30,15 @@ PREDICTOR = Predictor(
         "blocks.1.ff": fit(0.3, LATE, 768),
     },
     {},
-    {"6.0": {"cache_off": 0.5, "cache_on": 0.2, "paper_cache_off": -1.0}},
+    {"6.0": {"cache_off": 0.5, "cache_on": 0.2, "paper_cache_off": -1.0, "time_cache_off": 0.6}},
 )
 
 
-def route(name, block=0, kind="q", gamma=0.3, evaluation=1, progress=0.0, cache_on=False, **settings):
+def route(
+    name, block=0, kind="q", gamma=0.3, evaluation=1, progress=0.0, cache_on=False, last=False, **settings
+):
     tables = RouterTables(DMPQConfig(router=name, **settings), LAYOUT, PREDICTOR, cache_on)
-    return ROUTERS[name](Place(evaluation, progress, block, kind, gamma), tables)
+    return ROUTERS[name](Place(evaluation, progress, block, kind, gamma, last), tables)
 
 
 def average_bits(name, evaluations, **settings):
@@ -46,7 +46,7 @@ def average_bits(name, evaluations, **settings):
     total = weight = 0
     for t in range(evaluations):
         for _, block, kind in LAYOUT.linear_names():
-            chosen = ROUTERS[name](Place(t, t / evaluations, block, kind, 0.3), tables)
+            chosen = ROUTERS[name](Place(t, t / evaluations, block, kind, 0.3, t == evaluations - 1), tables)
             total += FORMATS[chosen].bits * LAYOUT.macs(block, kind)
             weight += LAYOUT.macs(block, kind)
     return total / weight
@@ -69,6 +69,41 @@ def test_gamma_by_the_papers_error_needs_it():
     tables = RouterTables(DMPQConfig(error="paper"), LAYOUT, bare, False)
     with pytest.raises(ValueError, match="full-precision model"):
         ROUTERS["gamma"](Place(1, 0.0, 0, "q", 0.3), tables)
+
+
+def test_gamma_time_adds_progress():
+    # Γ + progress / 2 > 0.6
+    assert route("gamma-time", gamma=0.4, progress=0.5) == "int8"
+    assert route("gamma-time", gamma=0.4, progress=0.3) == "nvfp4"
+    assert route("gamma-time", gamma=0.4, progress=0.5, cache_on=True, bits_of="run") == "int8"
+    assert route("gamma-time", gamma=None) == "int8"
+
+
+def test_gamma_time_needs_its_data():
+    linears = {**PREDICTOR.linears, "blocks.1.ff": replace(PREDICTOR.linears["blocks.1.ff"], timed=None)}
+    tables = RouterTables(DMPQConfig(router="gamma-time"), LAYOUT, replace(PREDICTOR, linears=linears), False)
+    with pytest.raises(ValueError, match="Γ and progress: calibrate again"):
+        ROUTERS["gamma-time"](Place(1, 0.0, 0, "q", 0.3), tables)
+
+
+@pytest.mark.parametrize("evaluations", [25, 50])
+@pytest.mark.parametrize("bits", [5.0, 6.0, 7.0])
+def test_protect_has_exactly_the_bits(evaluations, bits):
+    # one evaluation of the largest linear is 4 * 768 / 2048 / evaluations = 0.03 bits at 50
+    assert abs(average_bits("protect", evaluations, bits=bits) - bits) <= 1.5 / evaluations
+    ends = [0, 0.079, 1 / evaluations]
+    assert all(route("protect", 1, "q", progress=p, bits=4.0) == "int8" for p in ends)
+    assert route("protect", 1, "q", evaluation=24, progress=0.96, last=True, bits=4.0) == "int8"
+    assert route("protect", 1, "q", evaluation=24, progress=0.96, bits=4.0) == "nvfp4"
+
+
+def test_protect_prefers_what_static_prefers():
+    shares = {
+        (b, k): sum(route("protect", b, k, evaluation=t, progress=t / 50) == "int8" for t in range(4, 49))
+        for _, b, k in LAYOUT.linear_names()
+    }
+    # 5.8 bits are left for 45 evaluations, 44 % of the MACs: 0.q 12.5 %, 1.ff the next 37.5 %
+    assert shares == {(0, "q"): 45, (1, "ff"): 38, (0, "ff"): 0, (1, "q"): 0}
 
 
 def test_static_takes_the_greatest_gain_per_mac_that_fits():
@@ -102,7 +137,7 @@ def test_every_router_names_a_format():
 
 
 def test_a_router_without_its_predictor_says_so():
-    for name in ("gamma", "static", "static-time"):
+    for name in ("gamma", "gamma-time", "static", "static-time", "protect"):
         tables = RouterTables(DMPQConfig(router=name), LAYOUT, None, False)
         with pytest.raises(ValueError, match=f'"{name}" needs a predictor'):
             ROUTERS[name](Place(1, 0.0, 0, "q", 0.3), tables)

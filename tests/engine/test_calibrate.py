@@ -44,9 +44,10 @@ def test_a_calibration_is_used_repeats_and_is_refused_elsewhere(tiny_folder, tmp
         "seed": 0,
         "prompts": 1,
     }
-    assert set(document["theta"]["6.0"]) == {"cache_off", "cache_on", "paper_cache_off", "paper_cache_on"}
+    by_gamma = {"cache_off", "cache_on", "paper_cache_off", "paper_cache_on"}
+    assert set(document["theta"]["6.0"]) == by_gamma | {"time_cache_off"}
 
-    for router in ("gamma", "static"):
+    for router in ("gamma", "gamma-time", "static"):
         choice = Choice(router=router, bits=6.0, cache="off", predictor=first)
         out = tmp_path / router
         request = GenerateRequest(str(tiny_folder), "a star", out, choice, steps=4, device="cpu")
