@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ..sixbit_core.calibrate import fit_predictor
-from ..sixbit_core.calibration_run import CalibrationRun, FullWeight, LinearRecord
+from ..sixbit_core.calibration_run import BlockRecord, CalibrationRun, FullWeight, LinearRecord
 from ..sixbit_core.config import PRESETS, DMPQConfig
 from ..sixbit_core.predictor import Predictor
 from ..sixbit_core.sample_inputs import FILE_NAME, write_inputs
@@ -84,7 +84,7 @@ def calibrate(
     thresholds = len(trials(request.bits, errors))
     say(_forecast(model, clips, thresholds))
     kept: dict[str, list[torch.Tensor]] | None = None if request.inputs is None else {}
-    records = record_errors(model, clips, full_weights(model) if paper else None, progress, say, kept)
+    records, blocks = record_errors(model, clips, full_weights(model) if paper else None, progress, say, kept)
     if kept is not None:
         rows = {name: torch.cat(parts) for name, parts in kept.items()}
         write_inputs(request.inputs, rows, facts.checkpoint.fingerprint)
@@ -100,7 +100,7 @@ def calibrate(
     }
     family, fingerprint = facts.family.name, facts.checkpoint.fingerprint
     try:
-        predictor = fit_predictor(records, model.layout, family, fingerprint, how)
+        predictor = fit_predictor(records, model.layout, family, fingerprint, how, blocks)
     except ValueError as error:
         raise InputError(str(error)) from error
     if paper:
@@ -122,9 +122,10 @@ def record_errors(
     progress: OnProgress,
     say: Callable[[str], None] = lambda _: None,
     inputs: dict[str, list[torch.Tensor]] | None = None,
-) -> list[LinearRecord]:
-    """Γ and errors of every linear in W4A8 runs, one a clip; sample inputs of the first into `inputs`."""
+) -> tuple[list[LinearRecord], list[BlockRecord]]:
+    """What W4A8 runs, one a clip, record of linears and blocks; sample inputs of the first into `inputs`."""
     records: list[LinearRecord] = []
+    blocks: list[BlockRecord] = []
     total = sum(clip.steps for clip in clips.specs)
     for number, (clip, embeds) in enumerate(zip(clips.specs, clips.embeds, strict=True)):
 
@@ -134,8 +135,9 @@ def record_errors(
         run = CalibrationRun(model.layout, full_weight, inputs=inputs if number < INPUT_CLIPS else None)
         sample_under(model, run, "search", clip, embeds, on_step)
         records += run.records
+        blocks += run.blocks
         say(f"measured: clip {number + 1} of {len(clips.specs)}")
-    return records
+    return records, blocks
 
 
 def full_weights(model: LoadedModel) -> FullWeight:

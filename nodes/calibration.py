@@ -19,7 +19,7 @@ import torch
 from comfy.patcher_extension import WrappersMP
 
 from ..sixbit_core.calibrate import fit_predictor
-from ..sixbit_core.calibration_run import CalibrationRun, FullWeight, LinearRecord
+from ..sixbit_core.calibration_run import BlockRecord, CalibrationRun, FullWeight, LinearRecord
 from ..sixbit_core.checkpoint import Checkpoint
 from ..sixbit_core.config import PRESETS, DMPQConfig
 from ..sixbit_core.predictor import Predictor
@@ -86,13 +86,15 @@ def calibrate(model: Patcher, checkpoint: Checkpoint, clips: Clips) -> tuple[Pre
     logging.info(_forecast(model, clips, thresholds, solving))
     on_step, finish = _progress((len(clips.positives) + solving) * clips.steps)
     records: list[LinearRecord] = []
+    blocks: list[BlockRecord] = []
     for index in range(len(clips.positives)):
         run = CalibrationRun(layout, None if checkpoint.is_quantized else _full_weight(checkpoint, model))
         _sample(_recorded(model, run), clips, index, on_step)
         records += run.records
+        blocks += run.blocks
         logging.info(f"6Bit: measured clip {index + 1} of {len(clips.positives)}")
     family, fingerprint = checkpoint.family.name, checkpoint.fingerprint
-    fitted = fit_predictor(records, layout, family, fingerprint, clips.facts())
+    fitted = fit_predictor(records, layout, family, fingerprint, clips.facts(), blocks)
     solved = solve_thetas(fitted, records, partial(_bits, model, clips, fitted, on_step), BITS, errors)
     finish()
     return solved, records

@@ -7,14 +7,17 @@ both), and a plane over Γ(t−1) and progress. `thresholds` then solves θ on w
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
-from .calibration_run import LinearRecord
+from .calibration_run import BlockRecord, LinearRecord
+from .fits import MAGNITUDES, PROGRESS_BINS, BlockFit, Line, LinearFit, Plane
 from .layout import BlockLayout
-from .predictor import PROGRESS_BINS, Line, LinearFit, Plane, Predictor
+from .predictor import Predictor
 from .router_tables import progress_bin
 
 OUTLIER_PERCENTILE = 0.99
 RIDGE = 0.01  # weight of the squared slopes over standardised Γ and progress, as a share of the rows
+_SMALLEST_GROWTH = 1e-6  # so that a residual of 0 does not end all that follows
 LEAST_R2 = 0.1  # of a plane; below it the mean is taken
 
 
@@ -24,6 +27,7 @@ def fit_predictor(
     family: str,
     fingerprint: str,
     calibration: dict[str, object],
+    blocks: Sequence[BlockRecord] = (),
 ) -> Predictor:
     """Fit every linear's lines; thresholds are still to be solved (`thresholds`).
 
@@ -33,6 +37,7 @@ def fit_predictor(
         records: of all calibration runs.
         layout: the model's block linears.
         family, fingerprint, calibration: written to the predictor as they are.
+        blocks: of all calibration runs; without them skipping knows nothing of the blocks.
 
     Raises:
         ValueError: if a linear has fewer than 3 evaluations with a Γ before them.
@@ -50,7 +55,10 @@ def fit_predictor(
             raise ValueError(f"{name} has {usable} evaluations to fit, at least 3 are needed: use more steps")
         linears[name] = _fit_linear(found, layout.macs(block, kind))
     limits = {kind: _percentile(ratios, OUTLIER_PERCENTILE) for kind, ratios in by_kind.items()}
-    return Predictor(family, fingerprint, calibration, linears, limits)
+    fits = tuple(
+        fit_block([r for r in blocks if r.block == n]) for n in range(layout.blocks if blocks else 0)
+    )
+    return Predictor(family, fingerprint, calibration, linears, limits, blocks=fits)
 
 
 def fit_line(x: Sequence[float], y: Sequence[float]) -> Line:
@@ -88,6 +96,30 @@ def fit_plane(gammas: Sequence[float], progress: Sequence[float], y: Sequence[fl
         return Plane(0.0, 0.0, mean, r2)
     alpha, slope = a / scale_u, b / scale_v
     return Plane(alpha, slope, mean - alpha * mean_u - slope * mean_v, r2)
+
+
+def fit_block(records: Sequence[BlockRecord]) -> BlockFit:
+    """Mean Γ of one block, and the size of its residual through sampling.
+
+    Growths are averaged over the runs at each evaluation, multiplied up, and brought to evenly spaced points.
+    """
+    growths: dict[float, list[float]] = {}
+    for record in records:
+        growths.setdefault(record.progress, []).append(1.0 if record.growth is None else record.growth)
+    known, size = [], 1.0
+    for progress, values in sorted(growths.items()):
+        size *= max(_mean(values), _SMALLEST_GROWTH)
+        known.append((progress, size))
+    points = tuple(_interpolated(known, n / MAGNITUDES) for n in range(MAGNITUDES))
+    return BlockFit(_mean([record.gamma for record in records]), points)
+
+
+def _interpolated(known: Sequence[tuple[float, float]], at: float) -> float:
+    """The value at `at` of points (place, value) in order; beyond the ends that of the end."""
+    for (low, before), (high, after) in pairwise(known):
+        if at < high:
+            return before + (after - before) * max(at - low, 0.0) / (high - low)
+    return known[-1][1]
 
 
 def _fit_linear(records: Sequence[LinearRecord], macs: int) -> LinearFit:

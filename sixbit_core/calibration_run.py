@@ -10,18 +10,18 @@ E holds the weight's error too, which both routes share. Streams are measured ap
 as it does when a run decides. `calibrate` fits a predictor to the records.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ..kernels import block_hadamard, dequantize_nvfp4, hadamard_quantize_int8, hadamard_quantize_nvfp4
 from .config import DMPQConfig
-from .layout import BlockLayout, linear_name
+from .layout import BlockLayout, Stream, linear_name
 from .observe import Observer
 from .plan import INPUT_OF
 from .quantized import QuantizedWeight
-from .run import RunState
+from .run import Pair, RunState
 
 FullWeight = Callable[[int, str], torch.Tensor]
 SAMPLED_ROWS = 256
@@ -51,8 +51,23 @@ class LinearRecord:
     ratio: float
 
 
+@dataclass(frozen=True)
+class BlockRecord:
+    """One block in one evaluation of a calibration run.
+
+    Attributes:
+        gamma: Γ of the worst stream.
+        growth: ‖Δ(t)‖₂ / ‖Δ(t−1)‖₂ over the video tokens, mean of the streams; None in the first.
+    """
+
+    block: int
+    progress: float
+    gamma: float
+    growth: float | None
+
+
 class CalibrationRun(RunState):
-    """A W4A8 run that also records errors; `records` holds them after `finish`.
+    """A W4A8 run that also records errors and residuals: `records` and `blocks` hold them after `finish`.
 
     Args:
         layout: the model's block linears.
@@ -76,6 +91,8 @@ class CalibrationRun(RunState):
         """Back to before the first evaluation."""
         super().reset()
         self.records: list[LinearRecord] = []
+        self.blocks: list[BlockRecord] = []
+        self._sizes: dict[tuple[int, Stream], float] = {}
         self._errors = Observer()
 
     def linear(
@@ -102,12 +119,23 @@ class CalibrationRun(RunState):
         super().close()
         self._errors.reset()
 
+    def _observe(self, block: int, rows: Sequence[int], inp: Pair, out: Pair) -> None:
+        super()._observe(block, rows, inp, out)
+        sizes = torch.linalg.vector_norm(out[0] - inp[0], dim=(1, 2), dtype=torch.float32)
+        for row in rows:
+            self._errors.record((block, self._streams[row]), sizes[row])
+
     def _learn(self) -> None:
         if self._learnt == self.evaluation:
             return
         worst: dict[tuple[int, str], list[float]] = {}
-        for key, values in self._errors.read():
-            worst[key] = [max(pair) for pair in zip(values, worst.get(key, values), strict=True)]
+        sizes: dict[tuple[int, Stream], float] = {}
+        for (block, what), values in self._errors.read():
+            if isinstance(what, tuple):
+                sizes[block, what] = values[0]
+                continue
+            before = worst.get((block, what), values)
+            worst[block, what] = [max(pair) for pair in zip(values, before, strict=True)]
         gammas = [memory.gamma for memory in self._memory]
         super()._learn()
         for (block, kind), (excess, error_nvfp4, error_int8, *paper) in worst.items():
@@ -124,6 +152,15 @@ class CalibrationRun(RunState):
                     ratio=self._memory[block].ratios[INPUT_OF.get(kind, kind)],
                 )
             )
+        for block, memory in enumerate(self._memory):
+            grown = [
+                size / max(self._sizes[block, stream], _TINY)
+                for (index, stream), size in sizes.items()
+                if index == block and (block, stream) in self._sizes
+            ]
+            growth = sum(grown) / len(grown) if grown else None
+            self.blocks.append(BlockRecord(block, self._moment.progress, memory.gamma, growth))
+        self._sizes = sizes
 
 
 def format_errors(x: torch.Tensor, weight: QuantizedWeight, full: torch.Tensor | None) -> torch.Tensor:

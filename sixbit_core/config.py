@@ -66,6 +66,8 @@ class DeltaCacheConfig:
         location: one of `CACHE_LOCATIONS`.
         policy: name in `skip.SKIP_POLICIES`.
         seed: of the "random" policy.
+        group: how many blocks in a row are skipped together or not at all; 0 for all blocks.
+        scaled: multiply a kept residual by how much the block's grew since, as calibration saw it grow.
     """
 
     threshold: float = 0.15
@@ -75,8 +77,12 @@ class DeltaCacheConfig:
     location: str = "auto"
     policy: str = "error-budget"
     seed: int = 0
+    group: int = 1
+    scaled: bool = False
 
     def __post_init__(self) -> None:
+        if self.group < 0:
+            raise ValueError(f"group must be 0 or more, got {self.group}")
         if not self.threshold >= 0:
             raise ValueError(f"threshold must be 0 or more, got {self.threshold}")
         if self.max_skips < 0:

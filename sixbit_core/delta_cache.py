@@ -202,12 +202,16 @@ class DeltaCache:
         self.peak_bytes = max(self.peak_bytes, self.bytes)
 
     def apply(
-        self, block: int, stream: Stream, video: torch.Tensor, text: torch.Tensor
+        self, block: int, stream: Stream, video: torch.Tensor, text: torch.Tensor, scale: float = 1.0
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`video` (N, D) and `text` (T, D) plus the kept Δ, as new tensors. KeyError if none is kept."""
+        """`video` (N, D) and `text` (T, D) plus the kept Δ, the video's times `scale`, as new tensors.
+
+        Raises:
+            KeyError: if none is kept.
+        """
         delta = self._decode((block, stream))
-        tokens = video.shape[0]
-        return apply_delta(video, delta[:tokens]), apply_delta(text, delta[tokens:])
+        moved, still = delta[: video.shape[0]], delta[video.shape[0] :]
+        return apply_delta(video, moved if scale == 1.0 else moved * scale), apply_delta(text, still)
 
     def keep(self, streams: Collection[Stream]) -> None:
         """Drop the residuals of every other stream."""

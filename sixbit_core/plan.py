@@ -1,13 +1,15 @@
 """What a block does in an evaluation, decided from what earlier evaluations measured.
 
-Pure host arithmetic: `BlockMemory` is what is known of a block, `plan_block` decides from it. Skipping
-comes first (TDC), then the router (DMPQ); on the first computed evaluation after a skip PDR raises what
-the router chose: bf16 for a linear whose input has outliers, INT8 for the others.
+Pure host arithmetic: `BlockMemory` is what is known of a block, `plan_blocks` decides from all of them.
+Skipping comes first (TDC), for neighbouring blocks together where the config asks for it, then the router
+(DMPQ); on the first computed evaluation after a skip PDR raises what the router chose: bf16 for a linear
+whose input has outliers, INT8 for the others.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from .config import DeltaCacheConfig
 from .formats import FORMATS
@@ -77,22 +79,33 @@ class BlockPlan:
     formats: Mapping[str, str]
 
 
-def plan_block(
-    memory: BlockMemory, block: int, now: Moment, cache: DeltaCacheConfig | None, tables: RouterTables | None
-) -> BlockPlan:
-    """Decide what `block` does.
+def plan_blocks(
+    memories: Sequence[BlockMemory],
+    now: Moment,
+    cache: DeltaCacheConfig | None,
+    tables: RouterTables | None,
+    tolerances: Sequence[float] | None = None,
+) -> list[BlockPlan]:
+    """Decide what every block does.
 
     Args:
-        memory: what is known of it.
-        block: its index.
+        memories: what is known of each.
         now: where sampling stands.
         cache: skip settings, None never skips.
         tables: of the router, None leaves linears alone.
+        tolerances: what each block's threshold is multiplied by under a policy that asks for it; None for 1.
     """
-    skip = _may_skip(memory, block, now, cache)
-    refresh = not skip and memory.consecutive > 0
-    formats = {} if tables is None else _formats(memory, block, now, refresh, tables)
-    return BlockPlan(skip, refresh, formats)
+    tolerances = tolerances or [1.0] * len(memories)
+    size = (cache.group if cache else 1) or len(memories)
+    plans = []
+    for first in range(0, len(memories), size):
+        members = memories[first : first + size]
+        skip = _may_skip(members, first, now, cache, fmean(tolerances[first : first + size]))
+        for block, memory in enumerate(members, first):
+            refresh = not skip and memory.consecutive > 0
+            formats = {} if tables is None else _formats(memory, block, now, refresh, tables)
+            plans.append(BlockPlan(skip, refresh, formats))
+    return plans
 
 
 def learn(
@@ -137,11 +150,20 @@ class _Measures:
     ratios: dict[str, float] = field(default_factory=dict)
 
 
-def _may_skip(memory: BlockMemory, block: int, now: Moment, cache: DeltaCacheConfig | None) -> bool:
-    if cache is None or now.last or memory.change is None:
+def _may_skip(
+    members: Sequence[BlockMemory], first: int, now: Moment, cache: DeltaCacheConfig | None, tolerance: float
+) -> bool:
+    changes = [memory.change for memory in members if memory.change is not None]
+    if cache is None or now.last or len(changes) < len(members):
         return False
     seen = Observation(
-        block, now.evaluation, now.progress, memory.change, memory.accumulated, memory.consecutive
+        first,
+        now.evaluation,
+        now.progress,
+        fmean(changes),
+        fmean(memory.accumulated for memory in members),
+        max(memory.consecutive for memory in members),
+        tolerance,
     )
     return SKIP_POLICIES[cache.policy](seen, cache)
 

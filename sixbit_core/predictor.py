@@ -16,66 +16,14 @@ from statistics import median
 
 from .config import PAPER_OUTLIER_LIMIT, DMPQConfig
 from .errors import one_line
+from .fits import BlockFit, LinearFit, block_from_dict, finite, fit_from_dict, fit_to_dict, whole
 from .layout import BlockLayout
 from .replacing import replacing
 
 FORMAT = "sixbit-predictor"
 VERSION = 1
-PROGRESS_BINS = 10
 GAMMA_TIME = "gamma-time"
 _LARGEST = 50_000_000  # bytes; the predictor of a 5B is below one million
-
-
-@dataclass(frozen=True)
-class Line:
-    """A least-squares line error = alpha·Γ + beta; `r2` is its share of the variance explained."""
-
-    alpha: float
-    beta: float
-    r2: float
-
-    def at(self, gamma: float) -> float:
-        """The predicted error."""
-        return self.alpha * gamma + self.beta
-
-
-@dataclass(frozen=True)
-class Plane:
-    """error = alpha·Γ + slope·progress + beta; `r2` is the share of the variance that such a plane explains.
-
-    Where that is too little both coefficients are 0 and beta is the mean (`calibrate`).
-    """
-
-    alpha: float
-    slope: float
-    beta: float
-    r2: float
-
-    def at(self, gamma: float, progress: float) -> float:
-        """The predicted error."""
-        return self.alpha * gamma + self.slope * progress + self.beta
-
-
-@dataclass(frozen=True)
-class LinearFit:
-    """What calibration knows of one linear.
-
-    Attributes:
-        excess: line of the excess error of NVFP4 over INT8 activations.
-        paper: line of the paper's error, or None where full-precision weights were not at hand.
-        error_nvfp4, error_int8: mean relative output errors of the two formats.
-        error_by_progress: mean excess error in `PROGRESS_BINS` equal parts of sampling.
-        macs: multiply-accumulates for one row.
-        timed: plane of the excess error over Γ and progress; None in files from before there were any.
-    """
-
-    excess: Line
-    paper: Line | None
-    error_nvfp4: float
-    error_int8: float
-    error_by_progress: tuple[float, ...]
-    macs: int
-    timed: Plane | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +37,7 @@ class Predictor:
         outlier_limits: PDR limit by linear kind.
         theta: asked-for bits, as text -> {"cache_off", "cache_on", with prefix "paper_" for the paper's
             error, and "time_cache_off" for gamma-time} -> threshold.
+        blocks: one fit a block; none in files from before there were any.
     """
 
     family: str
@@ -97,6 +46,7 @@ class Predictor:
     linears: Mapping[str, LinearFit]
     outlier_limits: Mapping[str, float]
     theta: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    blocks: tuple[BlockFit, ...] = ()
 
     def threshold(self, config: DMPQConfig, cache_on: bool) -> float:
         """θ for the asked-for bits: INT8 where the predicted error exceeds it.
@@ -124,7 +74,7 @@ class Predictor:
         return known[0][1]
 
     def check(self, layout: BlockLayout) -> None:
-        """Raise ValueError unless every linear of `layout` is known with the same size."""
+        """Raise ValueError unless every linear of `layout` is known with the same size, and every block."""
         for name, block, kind in layout.linear_names():
             fit, macs = self.linears.get(name), layout.macs(block, kind)
             if fit is None or fit.macs != macs:
@@ -133,6 +83,11 @@ class Predictor:
                     f"the predictor does not fit this model: {name} has {macs} MACs a row, the predictor "
                     f"{have}; calibrate this model"
                 )
+        if self.blocks and len(self.blocks) != layout.blocks:
+            raise ValueError(
+                f"the predictor does not fit this model: it knows {len(self.blocks)} blocks, the model has "
+                f"{layout.blocks}; calibrate this model"
+            )
 
     def check_fingerprint(self, fingerprint: str) -> None:
         """Raise ValueError if the predictor was calibrated on other weights."""
@@ -146,6 +101,16 @@ class Predictor:
     def outlier_limit(self, kind: str) -> float:
         """PDR limit of a linear kind; the paper's 25 where calibration saw none."""
         return self.outlier_limits.get(kind, PAPER_OUTLIER_LIMIT)
+
+    def block_tolerances(self) -> tuple[float, ...]:
+        """What each block's threshold of skipping is multiplied by: Γ̄/Γ of the block, from 1/4 to 4.
+
+        A stale residual is off by r of its size, and by Γ·r of the size of what it is added to: a block
+        with twice the Γ may change half as much. Γ̄ is the geometric mean.
+        """
+        logs = [math.log(max(block.gamma, 1e-12)) for block in self.blocks]
+        mean = math.fsum(logs) / len(logs)
+        return tuple(min(max(math.exp(mean - log), 0.25), 4.0) for log in logs)
 
     def summary(self) -> dict[str, float | int]:
         """How well the claimed linear relation holds: median R², slopes above zero, linears."""
@@ -163,9 +128,10 @@ class Predictor:
             "version": VERSION,
             "model": {"family": self.family, "fingerprint": self.fingerprint},
             "calibration": self.calibration,
-            "linears": {name: _fit_to_dict(fit) for name, fit in self.linears.items()},
+            "linears": {name: fit_to_dict(fit) for name, fit in self.linears.items()},
             "outlier_limits": self.outlier_limits,
             "theta": self.theta,
+            **({"blocks": [vars(block) for block in self.blocks]} if self.blocks else {}),
         }
         return json.dumps(_rounded(document), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
@@ -224,42 +190,13 @@ def _from_document(document: dict) -> Predictor:
         family=str(document["model"]["family"]),
         fingerprint=str(document["model"]["fingerprint"]),
         calibration=_calibration(document["calibration"]),
-        linears={name: _fit_from_dict(entry) for name, entry in document["linears"].items()},
-        outlier_limits={k: _finite(v) for k, v in document.get("outlier_limits", {}).items()},
+        linears={name: fit_from_dict(entry) for name, entry in document["linears"].items()},
+        outlier_limits={k: finite(v) for k, v in document.get("outlier_limits", {}).items()},
         theta={
-            str(_finite(float(bits))): {key: _finite(value) for key, value in row.items()}
+            str(finite(float(bits))): {key: finite(value) for key, value in row.items()}
             for bits, row in document["theta"].items()
         },
-    )
-
-
-def _fit_to_dict(fit: LinearFit) -> dict:
-    return {
-        **vars(fit.excess),
-        "paper": None if fit.paper is None else vars(fit.paper),
-        "error_nvfp4": fit.error_nvfp4,
-        "error_int8": fit.error_int8,
-        "error_by_progress": list(fit.error_by_progress),
-        "macs": fit.macs,
-        **({} if fit.timed is None else {"timed": vars(fit.timed)}),
-    }
-
-
-def _fit_from_dict(entry: dict) -> LinearFit:
-    paper, timed = entry.get("paper"), entry.get("timed")
-    by_progress = tuple(_finite(value) for value in entry.get("error_by_progress", ()))
-    if by_progress and len(by_progress) != PROGRESS_BINS:
-        raise ValueError(f"error_by_progress needs {PROGRESS_BINS} values, has {len(by_progress)}")
-    return LinearFit(
-        excess=_line(entry),
-        paper=None if paper is None else _line(paper),
-        error_nvfp4=_finite(entry["error_nvfp4"]),
-        error_int8=_finite(entry["error_int8"]),
-        error_by_progress=by_progress,
-        macs=_whole(entry["macs"]),
-        timed=None
-        if timed is None
-        else Plane(*(_finite(timed[k]) for k in ("alpha", "slope", "beta", "r2"))),
+        blocks=tuple(block_from_dict(entry) for entry in document.get("blocks", ())),
     )
 
 
@@ -269,24 +206,8 @@ def _calibration(entry: dict) -> dict[str, object]:
     if not isinstance(size, list) or len(size) != 2:
         raise ValueError(f"it holds {size!r} where height and width are needed")
     for value in (*size, *(entry[key] for key in ("steps", "frames") if key in entry)):
-        _whole(value)
+        whole(value)
     return dict(entry)
-
-
-def _line(entry: dict) -> Line:
-    return Line(_finite(entry["alpha"]), _finite(entry["beta"]), _finite(entry["r2"]))
-
-
-def _finite(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"it holds {value!r} where a finite number is needed")
-    return float(value)
-
-
-def _whole(value: object) -> int:
-    if type(value) is not int:
-        raise ValueError(f"it holds {value!r} where a whole number is needed")
-    return value
 
 
 def _in_range(text: str) -> float:

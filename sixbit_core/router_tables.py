@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .config import PAPER_OUTLIER_LIMIT, DMPQConfig
+from .fits import PROGRESS_BINS, LinearFit
 from .layout import BlockLayout, linear_name
-from .predictor import GAMMA_TIME, PROGRESS_BINS, LinearFit, Predictor
+from .predictor import GAMMA_TIME, Predictor
 
 Gain = tuple[Hashable, float, int]  # what may run in INT8, the error that this saves, its MACs
 

@@ -21,16 +21,17 @@ import torch
 from ..kernels import block_measures, outlier_ratio
 from .config import DeltaCacheConfig, DMPQConfig
 from .delta_cache import DeltaCache
+from .fits import BlockFit
 from .layout import BlockLayout, Stream
 from .linear import mixed_linear
 from .observe import NonFiniteError, Observer
-from .plan import INPUT_OF, BlockMemory, BlockPlan, Moment, learn, plan_block
+from .plan import INPUT_OF, BlockMemory, BlockPlan, Moment, learn, plan_blocks
 from .predictor import Predictor
 from .quantized import QuantizedWeight
 from .report import Ledger, RunReport
 from .router import ROUTERS, resolve_router
 from .router_tables import Place, RouterTables
-from .skip import SKIP_POLICIES
+from .skip import BLOCK_BUDGET, SKIP_POLICIES
 
 __all__ = ["BlockLayout", "NonFiniteError", "RunState", "Stream", "run_block"]
 
@@ -59,12 +60,22 @@ class RunState:
         predictor: Predictor | None = None,
     ) -> None:
         self.layout, self.cache, self.note = layout, cache, None
+        self._tolerances: tuple[float, ...] | None = None
+        self._fits: tuple[BlockFit, ...] = ()
         self._untouched = dict.fromkeys(layout.names, "bf16")
         self._tables: RouterTables | None = None
         if cache is not None and cache.policy not in SKIP_POLICIES:
             raise ValueError(f"skip policy must be one of {', '.join(SKIP_POLICIES)}, got {cache.policy!r}")
         if predictor is not None:
             predictor.check(layout)
+        if cache is not None and (cache.policy == BLOCK_BUDGET or cache.scaled):
+            if predictor is None or not predictor.blocks:
+                raise ValueError(
+                    f"{BLOCK_BUDGET} and scaled residuals need a predictor that knows the model's blocks: "
+                    "calibrate again, or choose error-budget without scaling"
+                )
+            self._tolerances = predictor.block_tolerances()
+            self._fits = predictor.blocks if cache.scaled else ()
         if dmpq is not None:
             dmpq, self.note = resolve_router(dmpq, predictor)
             self._tables = RouterTables(dmpq, layout, predictor, cache is not None)
@@ -235,10 +246,7 @@ class RunState:
         self.evaluation += 1
         self._moment = Moment(self.evaluation, progress, last)
         self._ledger.begin_evaluation(progress)
-        self._plans = [
-            plan_block(memory, block, self._moment, self.cache, self._tables)
-            for block, memory in enumerate(self._memory)
-        ]
+        self._plans = plan_blocks(self._memory, self._moment, self.cache, self._tables, self._tolerances)
 
     def _learn(self) -> None:
         """Take the measures of the present evaluation into the blocks' memories, once."""
@@ -267,8 +275,19 @@ class RunState:
         """`out` with the `held` batch rows replaced by input plus kept residual, as new tensors."""
         rows = [(out[0][row], out[1][row]) for row in range(out[0].shape[0])]
         for row in held:
-            rows[row] = self._deltas.apply(block, self._streams[row], inp[0][row], inp[1][row])
+            stream = self._streams[row]
+            rows[row] = self._deltas.apply(
+                block, stream, inp[0][row], inp[1][row], self._growth(block, stream)
+            )
         return torch.stack([video for video, _ in rows]), torch.stack([text for _, text in rows])
+
+    def _growth(self, block: int, stream: Stream) -> float:
+        """What a kept residual is multiplied by: how much the block's grew since, in calibration."""
+        if not self._fits:
+            return 1.0
+        made = self._ledger.progress[self._deltas.evaluation(block, stream)]
+        fit = self._fits[block]
+        return fit.magnitude(self._moment.progress) / fit.magnitude(made)
 
     def _observe(self, block: int, rows: Sequence[int], inp: Pair, out: Pair) -> None:
         """Measure the block for these batch rows, and keep their residuals."""

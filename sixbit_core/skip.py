@@ -4,6 +4,11 @@ The paper's rule skips block l at evaluation t when E_acc + r < τ, with r the r
 residual per evaluation between the last two computed ones, and E_acc the sum of r over the skips since
 then. Add a policy by writing one decorated function. What no policy may override is asked before it:
 two residuals of every stream exist, and the evaluation is not the last.
+
+    error-budget  the paper's rule
+    block-budget  the same with τ for each block, from calibration
+    random        skip with probability τ
+    uniform       skip a share τ of the evaluations, evenly spaced
 """
 
 import hashlib
@@ -16,7 +21,10 @@ from .config import DeltaCacheConfig
 
 @dataclass(frozen=True)
 class Observation:
-    """What is known about a block before evaluation t; maxima over all streams."""
+    """What is known about a block before evaluation t; maxima over all streams.
+
+    Of blocks that are skipped together: the first one's number, means of the others' values.
+    """
 
     block: int
     evaluation: int
@@ -24,10 +32,12 @@ class Observation:
     change: float  # r: relative L2 change of the residual per evaluation, from the last two computed ones
     accumulated: float  # E_acc: change summed over the skips since the block last ran
     consecutive: int  # skips in a row so far
+    tolerance: float = 1.0  # what calibration multiplies the block's threshold by
 
 
 SkipPolicy = Callable[[Observation, DeltaCacheConfig], bool]
 SKIP_POLICIES: dict[str, SkipPolicy] = {}
+BLOCK_BUDGET = "block-budget"
 
 
 def skip_policy(name: str) -> Callable[[SkipPolicy], SkipPolicy]:
@@ -46,11 +56,23 @@ def within_budget(seen: Observation, config: DeltaCacheConfig) -> bool:
     return _allowed(seen, config) and seen.accumulated + seen.change < config.threshold
 
 
+@skip_policy(BLOCK_BUDGET)
+def within_own_budget(seen: Observation, config: DeltaCacheConfig) -> bool:
+    """Skip while the accumulated change stays under the block's own threshold (ours)."""
+    return _allowed(seen, config) and seen.accumulated + seen.change < config.threshold * seen.tolerance
+
+
 @skip_policy("random")
 def at_random(seen: Observation, config: DeltaCacheConfig) -> bool:
     """Skip with probability `threshold`, drawn from a hash: what TDC must beat at equal skips."""
     drawn = hashed_unit("skip", config.seed, seen.evaluation, seen.block)
     return _allowed(seen, config) and drawn < config.threshold
+
+
+@skip_policy("uniform")
+def evenly(seen: Observation, config: DeltaCacheConfig) -> bool:
+    """Skip the same share `threshold` of the evaluations in every block, evenly spaced."""
+    return _allowed(seen, config) and is_turn(seen.evaluation, config.threshold)
 
 
 def hashed_unit(*parts: object) -> float:

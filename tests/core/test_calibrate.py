@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 from sixbit_diffusion.kernels import block_hadamard, dequantize_nvfp4, quantize_int8, quantize_nvfp4
-from sixbit_diffusion.sixbit_core.calibrate import fit_line, fit_plane, fit_predictor
+from sixbit_diffusion.sixbit_core.calibrate import fit_block, fit_line, fit_plane, fit_predictor
 from sixbit_diffusion.sixbit_core.calibration_run import CalibrationRun, LinearRecord, evenly_spaced
 from sixbit_diffusion.sixbit_core.config import DMPQConfig
 from sixbit_diffusion.sixbit_core.layout import BlockLayout
@@ -119,6 +119,21 @@ def test_plane_by_hand():
     assert (level.alpha, level.slope, level.beta) == (0.0, 0.0, pytest.approx(12 / 25)) and level.r2 < 0.1
     same = fit_plane([1.0] * 25, progress, [p for _, p in grid])  # Γ does not vary
     assert same.alpha == 0.0 and same.slope == pytest.approx(shrunk)
+
+
+def test_residuals_grow_as_they_did():
+    run = CalibrationRun(LAYOUT)
+    sample(run)
+    first, later = run.blocks[0], run.blocks[2]
+    assert (first.block, first.growth, later.block) == (0, None, 0)
+    assert later.growth == pytest.approx(2.0, rel=1e-5)  # residuals (1 + t)/10 of every stream
+    fit = fit_block([record for record in run.blocks if record.block == 0])
+    assert fit.magnitude(0.0) == 1.0
+    assert [fit.magnitude(t / STEPS) for t in range(STEPS)] == pytest.approx(
+        [1.0 + t for t in range(STEPS)],
+        rel=1e-2,  # points between evaluations are interpolated
+    )
+    assert fit.gamma == pytest.approx(sum(r.gamma for r in run.blocks if r.block == 0) / STEPS)
 
 
 def synthetic() -> list[LinearRecord]:

@@ -21,7 +21,8 @@ from sixbit_diffusion.kernels import quantize_nvfp4
 from sixbit_diffusion.sixbit_core import quantize as quantize_module
 from sixbit_diffusion.sixbit_core import safetensors_file
 from sixbit_diffusion.sixbit_core.checkpoint import CheckpointError, open_checkpoint
-from sixbit_diffusion.sixbit_core.predictor import Line, LinearFit, Predictor, load_predictor
+from sixbit_diffusion.sixbit_core.fits import MAGNITUDES, BlockFit, Line, LinearFit, Plane
+from sixbit_diffusion.sixbit_core.predictor import Predictor, load_predictor
 from sixbit_diffusion.sixbit_core.quantize import QuantizeConfig, quantize_checkpoint, quantize_linear
 from sixbit_diffusion.sixbit_core.quantized import QuantizedWeight
 from sixbit_diffusion.sixbit_core.replacing import replacing
@@ -705,13 +706,16 @@ PREDICTOR = Predictor(
     family="cogvideox-5b",
     fingerprint="0123456789abcdef0123",
     calibration={"steps": 50, "cfg": 6.0, "size": [480, 720], "frames": 49, "prompts": 16},
-    linears={"blocks.0.q": LinearFit(Line(0.1, 0.25, 0.4), None, 0.09, 0.01, (0.1,) * 10, 256)},
+    linears={
+        "blocks.0.q": LinearFit(Line(0.1, 0.25, 0.4), None, 0.09, 0.01, (0.1,) * 10, 256, Plane(0, 0, 0, 0))
+    },
     outlier_limits={"q": 9.5},
     theta={"5.0": {"cache_off": 0.4}, "7.0": {"cache_off": 0.2}},
+    blocks=(BlockFit(0.1, (1.0,) * MAGNITUDES),),
 )
 
 
-def edit(*path: str, to: object = None, gone: bool = False) -> Callable[[str], str]:
+def edit(*path: str | int, to: object = None, gone: bool = False) -> Callable[[str], str]:
     """Change one value of the document, given as JSON text where it is a string that starts with "=": raw."""
 
     def apply(text: str) -> str:
@@ -765,6 +769,10 @@ PREDICTORS: dict[str, tuple[Callable[[str], str | bytes], str]] = {
     "beta of 400 digits": (edit(*FIT, "beta", to=b"1" * 400), "int too large"),
     "beta of 5000 digits": (edit(*FIT, "beta", to=b"1" * 5000), "digits"),
     "one error by progress": (edit(*FIT, "error_by_progress", to=[1.0]), "needs 10 values"),
+    "a plane without a slope": (edit(*FIT, "timed", "slope", gone=True), "lacks 'slope'"),
+    "one magnitude": (edit("blocks", 0, "magnitudes", to=[1.0]), "needs 50 magnitudes above 0, has 1"),
+    "a magnitude of 0": (edit("blocks", 0, "magnitudes", to=[0.0] * 50), "magnitudes above 0"),
+    "blocks that are a number": (edit("blocks", to=7), "cannot be used"),
     "steps beyond a float": (edit("calibration", "steps", to=b"1e999"), "holds inf where"),
     "steps in text": (edit("calibration", "steps", to="50"), "holds '50' where"),
     "a size that is one number": (edit("calibration", "size", to=480), "holds 480 where"),

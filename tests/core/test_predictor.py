@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 from sixbit_diffusion.sixbit_core.config import DMPQConfig
+from sixbit_diffusion.sixbit_core.fits import MAGNITUDES, BlockFit, Line, LinearFit, Plane
 from sixbit_diffusion.sixbit_core.layout import BlockLayout
-from sixbit_diffusion.sixbit_core.predictor import Line, LinearFit, Plane, Predictor, load_predictor
+from sixbit_diffusion.sixbit_core.predictor import Predictor, load_predictor
 
 LAYOUT = BlockLayout(("q", "ff"), ({"q": (16, 16), "ff": (64, 16)},))
 LINE, TIMED = Line(0.1, 1 / 3, 0.4), Plane(0.1, -0.2, 0.3, 0.5)
@@ -21,6 +22,7 @@ PREDICTOR = Predictor(
     },
     outlier_limits={"q": 9.5},
     theta={"5.0": {"cache_off": 0.4, "cache_on": 0.5}, "7.0": {"cache_off": 0.2}},
+    blocks=(BlockFit(0.1, tuple(1.0 + n for n in range(MAGNITUDES))),),
 )
 
 
@@ -57,10 +59,25 @@ def test_file_has_the_frozen_keys(path):
 
 def test_a_file_of_before_keeps_loading(path):
     document = json.loads(path.read_text())
-    del document["linears"]["blocks.0.q"]["timed"]
+    del document["linears"]["blocks.0.q"]["timed"], document["blocks"]
     path.write_text(json.dumps(document))
     assert load_predictor(path).linears["blocks.0.q"].timed is None
-    assert '"timed"' not in load_predictor(path).to_json()
+    assert load_predictor(path).blocks == ()
+    assert not {'"timed"', '"blocks"'} & set(load_predictor(path).to_json().split())
+
+
+def test_magnitudes_are_interpolated():
+    fit = PREDICTOR.blocks[0]
+    assert [fit.magnitude(p) for p in (-1.0, 0.0, 0.01, 0.5, 0.97, 0.98, 1.0)] == pytest.approx(
+        [1.0, 1.0, 1.5, 26.0, 49.5, 50.0, 50.0]
+    )
+
+
+def test_tolerances_even_out_what_a_stale_residual_adds():
+    fits = tuple(BlockFit(gamma, (1.0,) * MAGNITUDES) for gamma in (0.1, 0.4, 100.0, 0.2))
+    tolerances = replace(PREDICTOR, blocks=fits).block_tolerances()
+    mean = (0.1 * 0.4 * 100.0 * 0.2) ** 0.25
+    assert tolerances == pytest.approx((4.0, mean / 0.4, 0.25, 4.0 if mean / 0.2 > 4 else mean / 0.2))
 
 
 def test_a_missing_file_and_other_weights_are_refused(path):

@@ -2,9 +2,10 @@ from dataclasses import replace
 
 import pytest
 from sixbit_diffusion.sixbit_core.config import DMPQConfig
+from sixbit_diffusion.sixbit_core.fits import Line, LinearFit, Plane
 from sixbit_diffusion.sixbit_core.formats import FORMATS
 from sixbit_diffusion.sixbit_core.layout import BlockLayout
-from sixbit_diffusion.sixbit_core.predictor import Line, LinearFit, Plane, Predictor
+from sixbit_diffusion.sixbit_core.predictor import Predictor
 from sixbit_diffusion.sixbit_core.router import ROUTERS, resolve_router
 from sixbit_diffusion.sixbit_core.router_tables import Place, RouterTables, int8_split, progress_bin
 

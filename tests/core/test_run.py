@@ -2,13 +2,15 @@
 
 import gc
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 from sixbit_diffusion.kernels import quantize_nvfp4
 from sixbit_diffusion.sixbit_core.config import DeltaCacheConfig, DMPQConfig
-from sixbit_diffusion.sixbit_core.predictor import Line, LinearFit, Predictor
+from sixbit_diffusion.sixbit_core.fits import BlockFit, Line, LinearFit
+from sixbit_diffusion.sixbit_core.plan import BlockMemory, Moment, plan_blocks
+from sixbit_diffusion.sixbit_core.predictor import Predictor
 from sixbit_diffusion.sixbit_core.quantized import QuantizedWeight
 from sixbit_diffusion.sixbit_core.run import BlockLayout, NonFiniteError, RunState, run_block
 
@@ -112,6 +114,74 @@ def test_limits_of_skipping(config, expected):
     run = RunState(LAYOUT, cache=config)
     Toy(run).sample(9)
     assert run.report().choices["q"][0] == expected
+
+
+def known_blocks(gammas=(0.1, 0.1), magnitudes=(1.0,) * 50) -> Predictor:
+    linears = predictor(q=(0.0, 0.0), k=(0.0, 0.0), ff_out=(0.0, 0.0))
+    return replace(linears, blocks=tuple(BlockFit(gamma, magnitudes) for gamma in gammas))
+
+
+def skips(config, fits=None, steps=9, **toy):
+    """Choices of the two blocks, with residuals 1 + growth·t."""
+    run = RunState(LAYOUT, cache=config, predictor=fits)
+    Toy(run, **toy).sample(steps)
+    return run.report().choices["q"]
+
+
+def test_uniform_skips_a_share_evenly_in_all_blocks():
+    config = replace(FREE, policy="uniform", threshold=0.5)
+    assert skips(config) == ("bb" + "b-" * 3 + "b",) * 2
+    assert skips(replace(config, threshold=0.25)) == ("bbb-bbb-b",) * 2
+
+
+def test_blocks_of_a_budget_of_their_own():
+    # The geometric mean of Γ is 0.2: τ is 0.5 in the first block and 0.125 in the second, r as by hand above.
+    assert skips(FREE, known_blocks((0.1, 0.4))) == skips(FREE)
+    own = skips(replace(FREE, policy="block-budget"), known_blocks((0.1, 0.4)))
+    assert own == ("bb----b-b", "bb-b-b-bb")
+    assert skips(replace(FREE, policy="block-budget"), known_blocks((0.3, 0.3))) == skips(FREE)
+
+
+def test_what_skipping_needs_of_a_calibration():
+    for config in (replace(FREE, policy="block-budget"), replace(FREE, scaled=True)):
+        for lacking in (None, replace(known_blocks(), blocks=())):
+            with pytest.raises(ValueError, match="knows the model's blocks: calibrate again"):
+                RunState(LAYOUT, cache=config, predictor=lacking)
+    with pytest.raises(ValueError, match="knows 3 blocks, the model has 2"):
+        RunState(LAYOUT, cache=FREE, predictor=known_blocks((0.1,) * 3))
+
+
+def test_a_scaled_residual_grows_as_calibration_saw():
+    grows = known_blocks(magnitudes=tuple(1 + n / 50 for n in range(50)))
+    config = replace(FREE, threshold=9.0, max_skips=1)
+    plain, scaled = (
+        Toy(RunState(LAYOUT, cache=replace(config, scaled=on), predictor=grows)).sample(5)
+        for on in (False, True)
+    )
+    growth = (1 + 2 / 5) / (1 + 1 / 5)  # from evaluation 1 to the skipped 2
+    video, text = scaled[2, COND]
+    torch.testing.assert_close(video - 5, growth * (plain[2, COND][0] - 5))
+    assert torch.equal(text, plain[2, COND][1])
+    level = Toy(RunState(LAYOUT, cache=replace(config, scaled=True), predictor=known_blocks())).sample(5)
+    assert all(torch.equal(level[key][0], plain[key][0]) for key in plain)
+
+
+def test_blocks_in_groups_skip_together():
+    def choices(group, changes=(0.2, 0.4), **config):
+        layout = BlockLayout(LAYOUT.names, (SHAPES,) * 4)
+        memories = [BlockMemory(change=change) for change in (*changes, 0.1, 0.1)]
+        cache = replace(FREE, group=group, threshold=0.25, **config)
+        assert len(memories) == layout.blocks
+        return [plan.skip for plan in plan_blocks(memories, Moment(3, 0.5, False), cache, None)]
+
+    assert choices(1) == [True, False, True, True]
+    assert choices(2) == [False, False, True, True]  # mean change 0.3
+    assert choices(3) == [True] * 4  # 0.233, and the last by itself
+    assert choices(0) == [True] * 4 and choices(0, (0.5, 0.4)) == [False] * 4
+    assert choices(2, (0.2, None)) == [False, False, True, True]
+    assert choices(0, policy="random", seed=1) in ([True] * 4, [False] * 4)
+    with pytest.raises(ValueError, match="group must be 0 or more"):
+        replace(FREE, group=-1)
 
 
 STREAMS = [(name, item) for name in ("cond", "uncond") for item in range(3)]
