@@ -39,10 +39,10 @@ def main() -> int:
     parser.add_argument("--shard", help=argparse.SUPPRESS)
     given = parser.parse_args()
     runpy.run_path(str(ROOT / "reference" / "launch.py"))["register_root"](ROOT)
-    from reference_parts import run_part  # beside this file; it needs the checkout to be importable
+    from reference_parts import run  # beside this file; it needs the checkout to be importable
 
     command = shlex.join(["python", "benchmarks/reference.py", *sys.argv[1:]])
-    run_part(given, [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]], command)
+    run(given, [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]], command)
     return 0
 
 

@@ -3,6 +3,8 @@
 PSNR = 10 log10(255^2 / mean (a - b)^2), over every pixel and channel of every frame
 SSIM as in Wang, Bovik, Sheikh, Simoncelli 2004: Gaussian window 11x11, sigma 1.5,
        K1 = 0.01, K2 = 0.03, range 255, windows that lie inside the frame, mean over channels and frames
+flicker = mean |e(t + 1) - e(t)| of the error e = a - b, from frame to frame, in levels of 255: what moves in
+       both clips does not count
 """
 
 import math
@@ -43,6 +45,17 @@ def ssim(a: torch.Tensor, b: torch.Tensor) -> float:
     window = window / window.sum()
     values = [_ssim_frame(x, y, window) for x, y in zip(a.double(), b.double(), strict=True)]
     return sum(values) / len(values)
+
+
+def flicker(a: torch.Tensor, b: torch.Tensor) -> float:
+    """How much the error of `a` against `b`, (T, ...) uint8 each, changes from frame to frame; 0 for one frame.
+
+    Raises:
+        ValueError: if the clips are not both uint8 of one shape.
+    """
+    _check(a, b)
+    error = a.float() - b.float()
+    return error.diff(dim=0).abs().mean().item() if len(a) > 1 else 0.0
 
 
 def _ssim_frame(x: torch.Tensor, y: torch.Tensor, window: torch.Tensor) -> float:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..sixbit_core.report import RunReport
 from ..sixbit_core.run import RunState
@@ -54,24 +55,38 @@ def record(model: LoadedModel, clip: ClipSpec, embeds: TextEmbeds | None = None)
     return Recording(clip, tuple(inputs), tuple(outputs), sampled.latents)
 
 
-@torch.no_grad()
 def trajectory_error(
     model: LoadedModel, settings: RunSettings, recording: Recording
 ) -> tuple[float, RunReport]:
     """The trajectory error of `settings` on a recorded run, and what the run decided."""
-    transformer = model.use(settings.weights)
     run = RunState(model.layout, settings.dmpq, settings.cache, settings.predictor)
+    return trajectory_error_under(model, run, settings.weights, recording)
+
+
+def trajectory_error_under(
+    model: LoadedModel, run: RunState, weights: str, recording: Recording
+) -> tuple[float, RunReport]:
+    """The same under a run of one's own, which is closed at the end, whatever happens."""
+    transformer = model.use(weights)
     evaluations = plan(model.pipeline.scheduler, recording.clip.steps)
     conditionings = CONDITIONINGS[2 if recording.clip.guided else 1]
-    errors = []
     try:
         with attached(transformer, run, evaluations, model.facts.family, conditionings):
-            for kwargs, full in zip(recording.inputs, recording.outputs, strict=True):
-                errors.append(relative_errors(transformer(**kwargs)[0], full))
+            error = replay(transformer, recording)
             run.finish()
-        return torch.cat(errors).mean().item(), run.report()
+        return error, run.report()
     finally:
         run.close()
+
+
+@torch.no_grad()
+def replay(transformer: nn.Module, recording: Recording) -> float:
+    """The trajectory error of a transformer as it stands."""
+    errors = [
+        relative_errors(transformer(**kwargs)[0], full)
+        for kwargs, full in zip(recording.inputs, recording.outputs, strict=True)
+    ]
+    return torch.cat(errors).mean().item()
 
 
 def relative_errors(prediction: torch.Tensor, full: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def parts(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    sys.modules.pop("reference_parts", None)
+    for name in ("parts", "reference_parts"):
+        sys.modules.pop(name, None)
     import reference_parts
 
     return reference_parts

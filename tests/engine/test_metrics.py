@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 from sixbit_diffusion.engine.intervals import bootstrap_mean, wilson
-from sixbit_diffusion.engine.metrics import psnr, ssim
+from sixbit_diffusion.engine.metrics import flicker, psnr, ssim
 from sixbit_diffusion.engine.trajectory import relative_errors
 
 
@@ -69,3 +69,12 @@ def test_intervals():
     mean, low, high = bootstrap_mean([0.0, 1.0] * 50)
     assert mean == 0.5 and 0.38 < low < 0.45 and 0.55 < high < 0.62
     assert bootstrap_mean([1.0, 2.0, 3.0]) == bootstrap_mean([1.0, 2.0, 3.0])
+
+
+def test_flicker_is_of_the_error_alone():
+    moving = torch.arange(4, dtype=torch.uint8)[:, None, None, None].expand(4, 12, 12, 3) * 20
+    assert flicker(moving, moving) == 0.0 and flicker(moving + 7, moving) == 0.0
+    blinking = moving + torch.tensor([0, 3, 0, 3], dtype=torch.uint8)[:, None, None, None]
+    assert flicker(blinking, moving) == 3.0 and flicker(moving[:1], moving[:1]) == 0.0
+    with pytest.raises(ValueError, match="two uint8 clips"):
+        flicker(moving, moving.float())

@@ -15,6 +15,7 @@ CHECKS = {
         "cache_on",
         "paper_cache_off",
         "paper_cache_on",
+        "time_cache_off",
     ],
     "interrupting_leaves_nothing": [],
 }
