@@ -1,9 +1,9 @@
 """What a run costs: Σ MACs · weight bits · activation bits / 256, as a share of full precision's.
 
-Everything that the transformer runs counts. Full precision is 16 x 16 bits, and so is attention in any run: it is
-never quantized here. adaLN linears have 16-bit activations, what lies outside the blocks is 16 x 16; a skipped
-block counts 0 with its attention and its adaLN. The cost of fetching, adding and rounding is not in it: this is no
-measure of time.
+Everything that the transformer runs counts. Full precision is 16 x 16 bits, and so is attention in any run,
+which is never quantized here. adaLN linears have 16-bit activations, what lies outside the blocks is 16 x
+16; a skipped block counts 0 with its attention and its adaLN. Fetching, adding and rounding are not in it:
+this is no time.
 """
 
 from collections.abc import Mapping, Sequence

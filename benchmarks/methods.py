@@ -1,7 +1,7 @@
 """Ways to sample that `quality.py` holds against each other: the pack's own runs, and what takes their place.
 
-A method samples a clip and follows a recorded run (trajectory error), and says what it cost. It is told apart by
-its name and `identity`, which are equal only where it does the same.
+A method samples a clip, follows a recorded run (trajectory error), and says what it cost. Its `identity` is
+equal only where it does the same.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,6 +18,7 @@ from sixbit_diffusion.engine.sample import ClipSpec, sample, sample_under
 from sixbit_diffusion.engine.settings import Choice, RunSettings
 from sixbit_diffusion.engine.trajectory import Recording, replay, trajectory_error_under
 from sixbit_diffusion.engine.transformer import FULL
+from sixbit_diffusion.sixbit_core.predictor import load_predictor
 from sixbit_diffusion.sixbit_core.report import RunReport
 from sixbit_diffusion.sixbit_core.run import RunState
 
@@ -79,7 +80,11 @@ class Ours:
         found = bench.settings(self.choice, number)
         dmpq = found.dmpq and replace(found.dmpq, **self.dmpq)
         cache = found.cache and replace(found.cache, **self.cache)
-        return replace(found, dmpq=dmpq, cache=cache, weights=self.weights or found.weights)
+        predictor = found.predictor
+        if predictor is None and cache is not None and bench.given.predictor is not None:
+            predictor = load_predictor(bench.given.predictor)  # skipping may ask it, full precision has none
+        weights = self.weights or found.weights
+        return replace(found, dmpq=dmpq, cache=cache, predictor=predictor, weights=weights)
 
     def sample(self, bench: Bench, clip: ClipSpec, embeds: TextEmbeds) -> tuple[torch.Tensor, Row]:
         settings = self.settings(bench, clip.seed)

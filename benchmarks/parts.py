@@ -1,7 +1,7 @@
 """What benchmarks in parts share: rows kept as they come, worker processes, results that are merged.
 
-A part is groups of units, and a unit is one row. A group (a prompt, say) stays in one process, its units share
-what is costly to make. A part that stops goes on where it was.
+A part is groups of units, and a unit is one row. A group (a prompt, say) stays in one process, where its
+units share what is costly to make. A part that stops goes on where it was.
 """
 
 import datetime

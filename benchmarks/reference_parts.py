@@ -71,7 +71,7 @@ def _accuracy(bench: Bench, prompt: Prompt, number: int) -> Row:
     }
 
 
-def _conclude_accuracy(rows: Sequence[Row]) -> tuple[Bars, Row]:
+def conclude_accuracy(rows: Sequence[Row]) -> tuple[Bars, Row]:
     def right(row: Row, name: str) -> int:
         return int(all(row[name][kind] for kind in KINDS))
 
@@ -208,7 +208,7 @@ def _part(
 
 
 PARTS = {
-    "accuracy": _part(_accuracy, _conclude_accuracy),
+    "accuracy": _part(_accuracy, conclude_accuracy),
     "vae": _part(_vae, _conclude_vae),
     "weights": _part(_weights, lambda rows: ({"weights_ratio": rows[0]["ratio"]}, rows[0]), loads=False),
     "dmpq": _part(_clips({**UNSKIPPED, **FIXED}), _conclude_dmpq),

@@ -48,7 +48,7 @@ def ssim(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def flicker(a: torch.Tensor, b: torch.Tensor) -> float:
-    """How much the error of `a` against `b`, (T, ...) uint8 each, changes from frame to frame; 0 for one frame.
+    """How much the error of `a` against `b`, (T, ...) uint8 both, moves from frame to frame; 0 for one frame.
 
     Raises:
         ValueError: if the clips are not both uint8 of one shape.

@@ -1,0 +1,296 @@
+"""What `quality.py` runs: a part's methods prompt by prompt, or a solution, and the bars made of the rows."""
+
+import math
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import quality_methods as table
+import torch
+from methods import Method, Ours
+from parts import Bars, Bench, Job, Part, interval, means, paired, read_results, run_part
+from quality_calibrate import calibrate_model
+from quality_methods import GPTQ, Solvable
+from reference_parts import conclude_accuracy
+from sixbit_diffusion.engine.errors import InputError
+from sixbit_diffusion.engine.evaluate import score_frames
+from sixbit_diffusion.engine.facts import REFERENCE, read_facts, reference_folder
+from sixbit_diffusion.engine.metrics import flicker, psnr
+from sixbit_diffusion.engine.prompts import HELD_OUT_SEED, TRAIN_SEED, Prompt
+from sixbit_diffusion.engine.report import compare_clips
+from sixbit_diffusion.engine.rows import Row
+from sixbit_diffusion.engine.sample import ClipSpec, sample
+from sixbit_diffusion.engine.trajectory import record
+from sixbit_diffusion.engine.transformer import build_transformer
+from sixbit_diffusion.reference.world import sample_prompts
+from sixbit_diffusion.sixbit_core.checkpoint import CheckpointError
+from sixbit_diffusion.sixbit_core.predictor import load_predictor
+from twins import write_twin
+
+OUR_ROUTER, OUR_SKIP, WHOLE = "gamma", "error-budget", "whole"  # what ships as the default
+VALUES = ("psnr_db", "ssim", "flicker", "error", "own_psnr_db", "cost", "seconds")
+VALUES += ("average_activation_bits", "effective_activation_bits", "skipped_fraction")
+TRIES = 12  # runs that a solution may take
+FULL = "full"
+Rows = Sequence[Mapping[str, Row]]
+Conclude = Callable[[Rows], Bars]
+
+
+def run(given: Namespace, program: Sequence[str], command: str) -> int:
+    """Run the part that was asked for; the exit code."""
+    given.work = given.work / f"s{given.twin}"
+    try:
+        if given.part == "picture":
+            from quality_picture import draw
+
+            draw(read_results(given.out), given.twin, given.steps, given.out.with_suffix(".png"))
+            return 0
+        if given.twin != 1:
+            source = reference_folder() if given.model == REFERENCE else Path(given.model)
+            given.model = str(write_twin(source, given.work / "pipeline", given.twin))
+        training = given.part.startswith(("solve", "calibrate"))
+        scenes = sample_prompts(given.prompts, TRAIN_SEED if training else HELD_OUT_SEED, not training)
+        prompts = [Prompt(scene.caption, scene) for scene in scenes]
+        if given.part == "calibrate":
+            calibrate_model(given, prompts)
+            return 0
+        found = given.work / "predictor.json"
+        given.predictor = found if found.is_file() else None
+        run_part(
+            given,
+            Job(_name(given, given.part), "quality", PARTS[given.part](given), prompts, program, command),
+        )
+    except (InputError, CheckpointError) as error:
+        print(f"quality: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The units of a part whose rows are clips: methods, held against full precision and their baselines."""
+
+    methods: Mapping[str, Method]
+    followed: int
+
+    def measure(self, bench: Bench, group: str, names: Sequence[str]) -> Iterator[tuple[str, Row]]:
+        """The methods' rows of a prompt."""
+        prompt, number = bench.prompts[int(group)], int(group)
+        clip = bench.clip(prompt, number)
+        embeds = bench.model.encode(clip.prompt, clip.negative, clip.guided)
+        recording = record(bench.model, clip, embeds) if number < self.followed else None
+        latents = sample(bench.model, None, clip, embeds).latents if recording is None else recording.latents
+        full, made = _frames(bench, clip, latents), {}
+        ready = partial(self._clip, bench, clip, embeds, made)
+        for name in names:
+            method = self.methods[name]
+            frames, row = ready(name)
+            row = {**row, **compare_clips(frames, full), "flicker": flicker(*_tensors(frames, full))}
+            if method.baseline is not None:
+                row["own_psnr_db"] = psnr(*_tensors(frames, ready(method.baseline)[0]))
+            if recording is not None:
+                row["error"] = method.follow(bench, recording)
+            yield name, row
+
+    def _clip(
+        self, bench: Bench, clip: ClipSpec, embeds: object, made: dict[str, tuple[np.ndarray, Row]], name: str
+    ) -> tuple[np.ndarray, Row]:
+        """Frames of a method and what its run told, made once."""
+        if name not in made:
+            _prepare(bench, self.methods[name])
+            latents, row = self.methods[name].sample(bench, clip, embeds)
+            made[name] = (_frames(bench, clip, latents), row)
+        return made[name]
+
+
+def solve(solvable: Solvable, run_once: Callable[[float], float]) -> Row:
+    """Halve an interval until the value is within its tolerance; the best number tried.
+
+    Args:
+        solvable: what is looked for, and where.
+        run_once: number -> value.
+    """
+    to, back = (math.log, math.exp) if solvable.logarithmic else (float, float)
+    low, high = to(solvable.low), to(solvable.high)
+    best: Row = {}
+    for tried in range(1, TRIES + 1):
+        middle = (low + high) / 2
+        value = back(middle)
+        reached = run_once(value)
+        if not best or abs(reached - solvable.target) < abs(best["reached"] - solvable.target):
+            best = {"value": value, "reached": reached, "target": solvable.target}
+        if abs(reached - solvable.target) <= solvable.tolerance:
+            break
+        if (reached < solvable.target) == solvable.rising:
+            low = middle
+        else:
+            high = middle
+    return {**best, "runs": tried}
+
+
+def _sampled(given: Namespace, methods: Sequence[Method], conclude: Conclude) -> Part:
+    by_name = {method.name: method for method in methods}
+    part = Sampled(by_name, given.followed)
+    identity = repr((sorted(method.identity for method in methods), given.followed))
+
+    def whole(rows: Rows) -> tuple[Bars, Row]:
+        return (conclude(rows) if _published(given) else {}), means(rows, list(by_name), VALUES)
+
+    return Part(_numbers(given), list(by_name), part.measure, whole, identity)
+
+
+def _solving(given: Namespace, solvables: Mapping[str, Solvable]) -> Part:
+    def measure(bench: Bench, group: str, units: Sequence[str]) -> Iterator[tuple[str, Row]]:
+        solvable = solvables[group]
+        clips = [bench.clip(prompt, number) for number, prompt in enumerate(bench.prompts)]
+        embeds = [bench.model.encode(clip.prompt, clip.negative, clip.guided) for clip in clips]
+
+        def run_once(value: float) -> float:
+            method = solvable.make(value)
+            rows = [method.sample(bench, *pair)[1] for pair in zip(clips, embeds, strict=True)]
+            return sum(row[solvable.what] for row in rows) / len(rows)
+
+        yield "", solve(solvable, run_once) | {"method": group}
+
+    def conclude(rows: Rows) -> tuple[Bars, Row]:
+        return {}, {row[""]["method"]: row[""] for row in rows}
+
+    targets = {name: (one.target, one.low, one.high, one.tolerance) for name, one in solvables.items()}
+    return Part(list(solvables), ("",), measure, conclude, repr(targets))
+
+
+def _accuracy(given: Namespace) -> Part:
+    methods = {method.name: method for method in table.whole_methods()}
+
+    def measure(bench: Bench, group: str, names: Sequence[str]) -> Iterator[tuple[str, Row]]:
+        prompt, number = bench.prompts[int(group)], int(group)
+        clip = bench.clip(prompt, number)
+        embeds = bench.model.encode(clip.prompt, clip.negative, clip.guided)
+        full = _frames(bench, clip, sample(bench.model, None, clip, embeds).latents)
+        yield FULL, score_frames(prompt, full)
+        latents, row = methods[WHOLE].sample(bench, clip, embeds)
+        frames = _frames(bench, clip, latents)
+        yield WHOLE, {**row, **score_frames(prompt, frames), **compare_clips(frames, full)}
+
+    def conclude(rows: Rows) -> tuple[Bars, Row]:
+        bars, summary = conclude_accuracy([{"full": row[FULL], "six": row[WHOLE]} for row in rows])
+        return ({"accuracy_low": bars["accuracy_low"]} if _published(given) else {}), summary
+
+    return Part(_numbers(given), (FULL, WHOLE), measure, conclude, methods[WHOLE].identity)
+
+
+def _weights(rows: Rows) -> Bars:
+    return {
+        "w4a16_trajectory_ratio": _error(rows, "w4a16 gptq") / _error(rows, "w4a16 rtn"),
+        "w4a16_gain_db": paired(rows, "w4a16 gptq", "w4a16 rtn")["mean"],
+    }
+
+
+def _routers(rows: Rows) -> Bars:
+    ours = _error(rows, OUR_ROUTER)
+    return {f"router_vs_{name}": ours / _error(rows, name) for name in ("random", "static")}
+
+
+def _skips(rows: Rows) -> Bars:
+    def against(name: str) -> float:
+        return paired(rows, OUR_SKIP, name)["mean"]
+
+    return {
+        "skip_alone_db": interval([row[OUR_SKIP]["psnr_db"] for row in rows])["mean"],
+        "skip_vs_random_db": against("random"),
+        "skip_vs_fewer_steps_db": against(table.FEWER),
+        "skip_vs_step_cache_db": min(against(table.EASY), against(table.TEA)),
+    }
+
+
+def _error(rows: Rows, name: str) -> float:
+    return interval([row[name]["error"] for row in rows if "error" in row[name]])["mean"]
+
+
+PARTS: dict[str, Callable[[Namespace], Part]] = {
+    "solve-routers": lambda given: _solving(
+        given, table.to_solve_routers(given.bits, load_predictor(_needed(given.work / "predictor.json")))
+    ),
+    "solve-skips": lambda given: _solving(given, table.to_solve_skips(given.share, _teacache(given))),
+    "weights": lambda given: _sampled(given, table.weights_methods(), _weights),
+    "routers": lambda given: _sampled(
+        given, table.router_methods(given.bits, _solved(given, "solve-routers")), _routers
+    ),
+    "skips": lambda given: _sampled(
+        given, table.skip_methods(given.share, _solved(given, "solve-skips"), _teacache(given)), _skips
+    ),
+    "cached": lambda given: _sampled(
+        given,
+        table.cached_methods(_solved(given, "solve-skips")),
+        lambda rows: {"skip_cost_db": paired(rows, f"w4a8 {OUR_SKIP}", "w4a8")["mean"]},
+    ),
+    "rivals": lambda given: _sampled(given, table.rival_methods(given.work), lambda rows: {}),
+    "whole": lambda given: _sampled(
+        given,
+        table.whole_methods(),
+        lambda rows: {"cost": interval([r[WHOLE]["cost"] for r in rows])["mean"]},
+    ),
+    "accuracy": _accuracy,
+}
+LEVELS = {
+    "solve-routers": "bits",
+    "routers": "bits",
+    "solve-skips": "share",
+    "skips": "share",
+    "cached": "share",
+}
+
+
+def _name(given: Namespace, part: str) -> str:
+    """A part's name in the results: with the twin, the steps and, where it has one, the level."""
+    level = f"-{getattr(given, LEVELS[part]):g}" if part in LEVELS else ""
+    return f"{part}-s{given.twin}-{given.steps}{level}"
+
+
+def _published(given: Namespace) -> bool:
+    """Whether it is the set-up that the bars are defined on."""
+    return (given.twin, given.steps, given.bits, given.share) == (1, 50, 6.0, 0.3)
+
+
+def _numbers(given: Namespace) -> list[str]:
+    return [str(number) for number in range(given.prompts)]
+
+
+def _needed(path: Path) -> Path:
+    if not path.is_file():
+        raise InputError(f"{path} does not exist; run --part calibrate for this --twin and --work first")
+    return path
+
+
+def _solved(given: Namespace, part: str) -> dict[str, float]:
+    name = _name(given, part)
+    found = read_results(given.out)["parts"].get(name)
+    if found is None:
+        raise InputError(f"{given.out} has no {name}; run --part {part} with the same options first")
+    return {method: row["value"] for method, row in found["summary"].items() if "value" in row}
+
+
+def _teacache(given: Namespace) -> list[float]:
+    import json
+
+    return json.loads(_needed(given.work / "teacache.json").read_text(encoding="utf-8"))
+
+
+def _prepare(bench: Bench, method: Method) -> None:
+    """Load the GPTQ weights that calibration made, where the method runs by them."""
+    if isinstance(method, Ours) and method.weights == GPTQ and GPTQ not in bench.model.transformers:
+        facts = read_facts(str(_needed(bench.given.work / "gptq.safetensors")), bench.facts.folder)
+        built = build_transformer(facts, GPTQ, bench.model.device, bench.model.dtype)
+        bench.model.transformers[GPTQ] = built
+
+
+def _frames(bench: Bench, clip: ClipSpec, latents: torch.Tensor) -> np.ndarray:
+    return bench.model.decode(latents, clip.frames)
+
+
+def _tensors(*clips: np.ndarray) -> list[torch.Tensor]:
+    return [torch.from_numpy(clip) for clip in clips]
