@@ -117,8 +117,9 @@ def solve(solvable: Solvable, run_once: Callable[[float], float]) -> Row:
     to, back = (math.log, math.exp) if solvable.logarithmic else (float, float)
     low, high = to(solvable.low), to(solvable.high)
     best: Row = {}
-    for tried in range(1, TRIES + 1):
-        middle = (low + high) / 2
+    runs = 0
+    while runs < TRIES:
+        middle, runs = (low + high) / 2, runs + 1
         value = back(middle)
         reached = run_once(value)
         if not best or abs(reached - solvable.target) < abs(best["reached"] - solvable.target):
@@ -129,7 +130,7 @@ def solve(solvable: Solvable, run_once: Callable[[float], float]) -> Row:
             low = middle
         else:
             high = middle
-    return {**best, "runs": tried}
+    return {**best, "runs": runs}
 
 
 def _sampled(given: Namespace, methods: Sequence[Method], conclude: Conclude) -> Part:

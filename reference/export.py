@@ -23,13 +23,13 @@ from .train_transformer import averaged_networks
 SHARD = "15MB"
 
 
-def export_pipeline(work: Path, folder: Path, tiny: bool = False) -> int:
+def export_pipeline(work: Path, folder: Path, tiny: bool = False, deep: bool = False) -> int:
     """Write the pipeline of `work`/vae and `work`/state.safetensors to `folder`.
 
     Returns:
         its size in bytes.
     """
-    networks = averaged_networks(work, tiny)
+    networks = averaged_networks(work, tiny, deep)
     vae = AutoencoderKLCogVideoX.from_pretrained(work / "vae", torch_dtype=torch.float16)
     pipeline = CogVideoXPipeline(
         tokenizer=load_tokenizer(),

@@ -1,6 +1,7 @@
 """The networks of the reference model: CogVideoX's own classes, made small.
 
-A clip of 33x128x128 becomes 9x16x16 latents of 16 channels, 576 video tokens of 2x2, beside 32 text tokens.
+The bundled model is one shape of transformer; the other, "deep", has 42 narrow blocks and sincos positions, as
+CogVideoX-2B has. A clip of 33x128x128 becomes 9x16x16 latents of 16 channels, 576 video tokens of 2x2, beside 32 text tokens.
 Noise follows CogVideoX: scaled linear betas, zero terminal SNR, v-prediction,
 
     x_t = sqrt(a_t) x_0 + sqrt(1 - a_t) e,   v = sqrt(a_t) e - sqrt(1 - a_t) x_0
@@ -54,23 +55,29 @@ def make_text_encoder(vocabulary: int, tiny: bool = False) -> T5EncoderModel:
     return T5EncoderModel(config)
 
 
-def make_transformer(tiny: bool = False) -> CogVideoXTransformer3DModel:
-    """The denoiser with fresh weights: zero modulations and output, so each block starts as identity."""
+def make_transformer(tiny: bool = False, deep: bool = False) -> CogVideoXTransformer3DModel:
+    """The denoiser with fresh weights: zero modulations and output, so each block starts as identity.
+
+    Args:
+        tiny: two blocks of one head, for tests.
+        deep: 42 blocks of 2 heads with sincos positions, in place of 12 of 4 with rotary ones.
+    """
+    heads, layers = (1, 2) if tiny else (2, 42) if deep else (4, 12)
     model = CogVideoXTransformer3DModel(
-        num_attention_heads=1 if tiny else 4,
+        num_attention_heads=heads,
         attention_head_dim=64,
         in_channels=LATENT_CHANNELS,
         out_channels=LATENT_CHANNELS,
         time_embed_dim=128,
         text_embed_dim=TEXT_WIDTH,
-        num_layers=2 if tiny else 12,
+        num_layers=layers,
         sample_width=LATENT_SIZE,
         sample_height=LATENT_SIZE,
         sample_frames=FRAMES,
         patch_size=PATCH,
         max_text_seq_length=MAX_TOKENS,
         spatial_interpolation_scale=1.0,
-        use_rotary_positional_embeddings=True,
+        use_rotary_positional_embeddings=not deep,
     )
     for block in model.transformer_blocks:
         for norm in (block.norm1, block.norm2):

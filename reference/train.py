@@ -62,6 +62,7 @@ def _transformer(args: argparse.Namespace, device: torch.device) -> None:
         start=args.start,
         pair_share=args.pair_share,
         spin_share=args.spin_share,
+        deep=args.deep,
     )
     train_transformer(args.work, settings, device, BEGIN)
 
@@ -69,7 +70,8 @@ def _transformer(args: argparse.Namespace, device: torch.device) -> None:
 def _export(args: argparse.Namespace, device: torch.device) -> None:
     from .export import export_pipeline
 
-    print(f"export: {export_pipeline(args.work, args.folder, args.tiny) / 1e6:.1f} MB in {args.folder}")
+    size = export_pipeline(args.work, args.folder, args.tiny, args.deep)
+    print(f"export: {size / 1e6:.1f} MB in {args.folder}")
 
 
 def _sample(args: argparse.Namespace, device: torch.device) -> None:
@@ -128,6 +130,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
         "--no-graph", action="store_true", help="launch kernel by kernel, without a CUDA graph"
+    )
+    parser.add_argument(
+        "--deep", action="store_true", help="`transformer`, `export`: 42 narrow blocks with sincos positions"
     )
     parser.add_argument("--tiny", action="store_true", help="small networks and batches, for tests")
     args = parser.parse_args(argv)

@@ -47,6 +47,7 @@ class TransformerSettings:
         start: a pipeline folder whose weights a new stage starts from; repeat it when the stage is resumed.
         pair_share: how often a clip with two objects is drawn; None: as often as the data hold them.
         spin_share: likewise for clips that spin.
+        deep: the shape of a new transformer, see `make_transformer`.
     """
 
     total_seconds: float
@@ -61,9 +62,10 @@ class TransformerSettings:
     start: Path | None = None
     pair_share: float | None = None
     spin_share: float | None = None
+    deep: bool = False
 
 
-def make_networks(tiny: bool = False, start: Path | None = None) -> nn.ModuleDict:
+def make_networks(tiny: bool = False, start: Path | None = None, deep: bool = False) -> nn.ModuleDict:
     """Text encoder ("text") and denoiser ("transformer"), fresh or of the pipeline in `start`; float32."""
     if start is not None:
         if not (start / "model_index.json").exists():
@@ -72,7 +74,7 @@ def make_networks(tiny: bool = False, start: Path | None = None) -> nn.ModuleDic
         transformer = CogVideoXTransformer3DModel.from_pretrained(start / "transformer")
         return nn.ModuleDict({"text": text.float(), "transformer": transformer.float()}).train()
     return nn.ModuleDict(
-        {"text": make_text_encoder(len(load_tokenizer()), tiny), "transformer": make_transformer(tiny)}
+        {"text": make_text_encoder(len(load_tokenizer()), tiny), "transformer": make_transformer(tiny, deep)}
     )
 
 
@@ -90,7 +92,7 @@ def train_transformer(work: Path, settings: TransformerSettings, device: torch.d
     """
     torch.manual_seed(settings.seed)
     torch.set_float32_matmul_precision("high")
-    networks = make_networks(settings.tiny, settings.start).to(device)
+    networks = make_networks(settings.tiny, settings.start, settings.deep).to(device)
     data = load_file(work / "latents.safetensors", device=str(device))
     batches = Batches(data, settings.batch, settings.pair_share, settings.spin_share)
     rate = torch.tensor(settings.rate, device=device)
@@ -157,7 +159,10 @@ def _stepper(
     On a GPU the step is one CUDA graph: launched kernel by kernel it takes 93 ms on an H200, of which the GPU
     works 37.
     """
-    rotary = rotary_tables(networks["transformer"].config.attention_head_dim, device)
+    config = networks["transformer"].config
+    rotary = None
+    if config.use_rotary_positional_embeddings:
+        rotary = rotary_tables(config.attention_head_dim, device)
     parameters = list(networks.parameters())
 
     def advance() -> None:
@@ -189,9 +194,9 @@ def _stepper(
     return captured.replay
 
 
-def averaged_networks(work: Path, tiny: bool = False) -> nn.ModuleDict:
+def averaged_networks(work: Path, tiny: bool = False, deep: bool = False) -> nn.ModuleDict:
     """The networks with the moving averages in `work`/state.safetensors as weights, float32 on the CPU."""
-    networks = make_networks(tiny)
+    networks = make_networks(tiny, deep=deep)
     state = load_file(work / "state.safetensors")
     with torch.no_grad():
         for name, parameter in networks.named_parameters():
@@ -202,7 +207,7 @@ def averaged_networks(work: Path, tiny: bool = False) -> nn.ModuleDict:
 def loss_of(
     networks: nn.ModuleDict,
     batches: Batches,
-    rotary: tuple[torch.Tensor, torch.Tensor],
+    rotary: tuple[torch.Tensor, torch.Tensor] | None,
     device: torch.device,
 ) -> torch.Tensor:
     x, t, ids, v = batches.draw()
