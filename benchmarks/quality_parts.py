@@ -1,5 +1,6 @@
 """What `quality.py` runs: a part's methods prompt by prompt, or a solution, and the bars made of the rows."""
 
+import json
 import math
 import sys
 from argparse import Namespace
@@ -209,7 +210,7 @@ def _skips(rows: Rows) -> Bars:
 
 
 def _error(rows: Rows, name: str) -> float:
-    return interval([row[name]["error"] for row in rows if "error" in row[name]])["mean"]
+    return interval([row[name]["error"] for row in rows if row[name].get("error") is not None])["mean"]
 
 
 PARTS: dict[str, Callable[[Namespace], Part]] = {
@@ -276,8 +277,6 @@ def _solved(given: Namespace, part: str) -> dict[str, float]:
 
 
 def _teacache(given: Namespace) -> list[float]:
-    import json
-
     return json.loads(_needed(given.work / "teacache.json").read_text(encoding="utf-8"))
 
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from sixbit_diffusion.reference.batches import Batches, group_shares
 from sixbit_diffusion.reference.ema import EMA, Clock, rate_at
 from sixbit_diffusion.reference.export import export_pipeline
@@ -134,6 +134,25 @@ def test_the_chain_from_clips_to_a_pipeline_and_on_from_there(tmp_path, capsys):
         assert torch.equal(state[f"average.transformer.{name}"], tensor.float()), name
     text = load_file(folder / "text_encoder" / "model.safetensors")
     assert torch.equal(state["average.text.shared.weight"], text["shared.weight"].float())
+
+
+def test_the_deep_shape_has_the_positions_of_a_2b(tmp_path):
+    from sixbit_diffusion.engine.facts import read_facts
+    from sixbit_diffusion.engine.transformer import build_transformer
+
+    deep = make_networks(deep=True)["transformer"]
+    assert (deep.config.num_layers, deep.config.num_attention_heads) == (42, 2)
+    assert not deep.config.use_rotary_positional_embeddings
+    work, folder = tmp_path / "work", tmp_path / "pipeline"
+    make_vae(tiny=True).save_pretrained(work / "vae")
+    save_file(make_data(8), work / "latents.safetensors")
+    settings = TransformerSettings(0.2, batch=2, tiny=True, deep=True)
+    assert train_transformer(work, settings, CPU, time.monotonic())
+    export_pipeline(work, folder, tiny=True, deep=True)
+    facts = read_facts(str(folder))
+    built = build_transformer(facts, "search", CPU, torch.float32)  # as the engine loads it
+    assert not built.config.use_rotary_positional_embeddings
+    assert built.patch_embed.pos_embedding.abs().sum() > 0
 
 
 def test_what_does_not_fit_is_told_in_one_line(tmp_path, capsys):
