@@ -1,32 +1,25 @@
 """What `quality.py` runs: a part's methods prompt by prompt, or a solution, and the bars made of the rows."""
 
 import json
-import math
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-import numpy as np
 import quality_methods as table
-import torch
-from methods import Method, Ours
+from methods import Method
 from parts import Bars, Bench, Job, Part, interval, means, paired, read_results, run_part
 from quality_calibrate import calibrate_model
-from quality_methods import GPTQ, Solvable
+from quality_measure import Sampled, frames_of, needed, solve
+from quality_methods import Solvable
 from reference_parts import conclude_accuracy
 from sixbit_diffusion.engine.errors import InputError
 from sixbit_diffusion.engine.evaluate import score_frames
-from sixbit_diffusion.engine.facts import REFERENCE, read_facts, reference_folder
-from sixbit_diffusion.engine.metrics import flicker, psnr
+from sixbit_diffusion.engine.facts import REFERENCE, reference_folder
 from sixbit_diffusion.engine.prompts import HELD_OUT_SEED, TRAIN_SEED, Prompt
 from sixbit_diffusion.engine.report import compare_clips
 from sixbit_diffusion.engine.rows import Row
-from sixbit_diffusion.engine.sample import ClipSpec, sample
-from sixbit_diffusion.engine.trajectory import record
-from sixbit_diffusion.engine.transformer import build_transformer
+from sixbit_diffusion.engine.sample import sample
 from sixbit_diffusion.reference.world import sample_prompts
 from sixbit_diffusion.sixbit_core.checkpoint import CheckpointError
 from sixbit_diffusion.sixbit_core.predictor import load_predictor
@@ -35,7 +28,6 @@ from twins import write_twin
 OUR_ROUTER, OUR_SKIP, WHOLE = "gamma", "error-budget", "whole"  # what ships as the default
 VALUES = ("psnr_db", "ssim", "flicker", "error", "own_psnr_db", "cost", "seconds")
 VALUES += ("average_activation_bits", "effective_activation_bits", "skipped_fraction")
-TRIES = 12  # runs that a solution may take
 FULL = "full"
 Rows = Sequence[Mapping[str, Row]]
 Conclude = Callable[[Rows], Bars]
@@ -69,69 +61,6 @@ def run(given: Namespace, program: Sequence[str], command: str) -> int:
         print(f"quality: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """The units of a part whose rows are clips: methods, held against full precision and their baselines."""
-
-    methods: Mapping[str, Method]
-    followed: int
-
-    def measure(self, bench: Bench, group: str, names: Sequence[str]) -> Iterator[tuple[str, Row]]:
-        """The methods' rows of a prompt."""
-        prompt, number = bench.prompts[int(group)], int(group)
-        clip = bench.clip(prompt, number)
-        embeds = bench.model.encode(clip.prompt, clip.negative, clip.guided)
-        recording = record(bench.model, clip, embeds) if number < self.followed else None
-        latents = sample(bench.model, None, clip, embeds).latents if recording is None else recording.latents
-        full, made = _frames(bench, clip, latents), {}
-        ready = partial(self._clip, bench, clip, embeds, made)
-        for name in names:
-            method = self.methods[name]
-            frames, row = ready(name)
-            row = {**row, **compare_clips(frames, full), "flicker": flicker(*_tensors(frames, full))}
-            if method.baseline is not None:
-                row["own_psnr_db"] = psnr(*_tensors(frames, ready(method.baseline)[0]))
-            if recording is not None:
-                row["error"] = method.follow(bench, recording)
-            yield name, row
-
-    def _clip(
-        self, bench: Bench, clip: ClipSpec, embeds: object, made: dict[str, tuple[np.ndarray, Row]], name: str
-    ) -> tuple[np.ndarray, Row]:
-        """Frames of a method and what its run told, made once."""
-        if name not in made:
-            _prepare(bench, self.methods[name])
-            latents, row = self.methods[name].sample(bench, clip, embeds)
-            made[name] = (_frames(bench, clip, latents), row)
-        return made[name]
-
-
-def solve(solvable: Solvable, run_once: Callable[[float], float]) -> Row:
-    """Halve an interval until the value is within its tolerance; the best number tried.
-
-    Args:
-        solvable: what is looked for, and where.
-        run_once: number -> value.
-    """
-    to, back = (math.log, math.exp) if solvable.logarithmic else (float, float)
-    low, high = to(solvable.low), to(solvable.high)
-    best: Row = {}
-    runs = 0
-    while runs < TRIES:
-        middle, runs = (low + high) / 2, runs + 1
-        value = back(middle)
-        reached = run_once(value)
-        if not best or abs(reached - solvable.target) < abs(best["reached"] - solvable.target):
-            best = {"value": value, "reached": reached, "target": solvable.target}
-        if abs(reached - solvable.target) <= solvable.tolerance:
-            break
-        if (reached < solvable.target) == solvable.rising:
-            low = middle
-        else:
-            high = middle
-    return {**best, "runs": runs}
 
 
 def _sampled(given: Namespace, methods: Sequence[Method], conclude: Conclude) -> Part:
@@ -172,10 +101,10 @@ def _accuracy(given: Namespace) -> Part:
         prompt, number = bench.prompts[int(group)], int(group)
         clip = bench.clip(prompt, number)
         embeds = bench.model.encode(clip.prompt, clip.negative, clip.guided)
-        full = _frames(bench, clip, sample(bench.model, None, clip, embeds).latents)
+        full = frames_of(bench, clip, sample(bench.model, None, clip, embeds).latents)
         yield FULL, score_frames(prompt, full)
         latents, row = methods[WHOLE].sample(bench, clip, embeds)
-        frames = _frames(bench, clip, latents)
+        frames = frames_of(bench, clip, latents)
         yield WHOLE, {**row, **score_frames(prompt, frames), **compare_clips(frames, full)}
 
     def conclude(rows: Rows) -> tuple[Bars, Row]:
@@ -215,7 +144,7 @@ def _error(rows: Rows, name: str) -> float:
 
 PARTS: dict[str, Callable[[Namespace], Part]] = {
     "solve-routers": lambda given: _solving(
-        given, table.to_solve_routers(given.bits, load_predictor(_needed(given.work / "predictor.json")))
+        given, table.to_solve_routers(given.bits, load_predictor(needed(given.work / "predictor.json")))
     ),
     "solve-skips": lambda given: _solving(given, table.to_solve_skips(given.share, _teacache(given))),
     "weights": lambda given: _sampled(given, table.weights_methods(), _weights),
@@ -262,12 +191,6 @@ def _numbers(given: Namespace) -> list[str]:
     return [str(number) for number in range(given.prompts)]
 
 
-def _needed(path: Path) -> Path:
-    if not path.is_file():
-        raise InputError(f"{path} does not exist; run --part calibrate for this --twin and --work first")
-    return path
-
-
 def _solved(given: Namespace, part: str) -> dict[str, float]:
     name = _name(given, part)
     found = read_results(given.out)["parts"].get(name)
@@ -277,20 +200,4 @@ def _solved(given: Namespace, part: str) -> dict[str, float]:
 
 
 def _teacache(given: Namespace) -> list[float]:
-    return json.loads(_needed(given.work / "teacache.json").read_text(encoding="utf-8"))
-
-
-def _prepare(bench: Bench, method: Method) -> None:
-    """Load the GPTQ weights that calibration made, where the method runs by them."""
-    if isinstance(method, Ours) and method.weights == GPTQ and GPTQ not in bench.model.transformers:
-        facts = read_facts(str(_needed(bench.given.work / "gptq.safetensors")), bench.facts.folder)
-        built = build_transformer(facts, GPTQ, bench.model.device, bench.model.dtype)
-        bench.model.transformers[GPTQ] = built
-
-
-def _frames(bench: Bench, clip: ClipSpec, latents: torch.Tensor) -> np.ndarray:
-    return bench.model.decode(latents, clip.frames)
-
-
-def _tensors(*clips: np.ndarray) -> list[torch.Tensor]:
-    return [torch.from_numpy(clip) for clip in clips]
+    return json.loads(needed(given.work / "teacache.json").read_text(encoding="utf-8"))

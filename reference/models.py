@@ -1,8 +1,8 @@
 """The networks of the reference model: CogVideoX's own classes, made small.
 
-The bundled model is one shape of transformer; the other, "deep", has 42 narrow blocks and sincos positions, as
-CogVideoX-2B has. A clip of 33x128x128 becomes 9x16x16 latents of 16 channels, 576 video tokens of 2x2, beside 32
-text tokens.
+The bundled model is one shape of transformer; the other, "deep", has 42 narrow blocks and sincos
+positions, as CogVideoX-2B has. A clip of 33x128x128 becomes 9x16x16 latents of 16 channels, 576 video
+tokens of 2x2, beside 32 text tokens.
 Noise follows CogVideoX: scaled linear betas, zero terminal SNR, v-prediction,
 
     x_t = sqrt(a_t) x_0 + sqrt(1 - a_t) e,   v = sqrt(a_t) e - sqrt(1 - a_t) x_0

@@ -19,7 +19,7 @@ from sixbit_diffusion.sixbit_core.run import RunState
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = ("parts", "cost", "methods", "rivals", "step_caches", "twins", "reference_parts")
-MODULES += ("quality_calibrate", "quality_methods", "quality_parts", "quality_picture")
+MODULES += ("quality_calibrate", "quality_measure", "quality_methods", "quality_parts", "quality_picture")
 X = torch.randn(40, 48, generator=torch.Generator().manual_seed(0)) * torch.logspace(-1, 1, 48)
 W = torch.randn(32, 48, generator=torch.Generator().manual_seed(1))
 
@@ -230,8 +230,8 @@ def test_a_skipped_block_costs_nothing(tiny, recording):
 
 @pytest.mark.parametrize(("rising", "logarithmic"), [(True, True), (False, False)])
 def test_a_solution_meets_its_target(rising, logarithmic):
+    from quality_measure import TRIES, solve
     from quality_methods import Solvable
-    from quality_parts import TRIES, solve
 
     solvable = Solvable(None, "share", 0.3, 1e-3, 3.0, logarithmic, rising, 0.002)
     found = solve(solvable, lambda v: min(v / 2, 1.0) if rising else 1.0 - v / 2)
