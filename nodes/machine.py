@@ -14,7 +14,7 @@ FP4, INT8, REFERENCE = "fp4", "int8", "reference"
 PATHS = {FP4: "FP4 and INT8", INT8: "INT8", REFERENCE: "reference"}
 COMPUTES = ("auto", "emulate")
 _INT8_FROM = (8, 0)  # lowest compute capability that the INT8 kernels run on
-_NEEDS_FP4 = ("auto", "nvfp4", "gamma", "static", "static-time", "random")
+_NEEDS_FP4 = ("auto", "nvfp4", "gamma", "gamma-time", "static", "static-time", "protect", "random")
 
 
 def compute_path(device_type: str, capability: tuple[int, int] | None, hip: bool = False) -> str:
