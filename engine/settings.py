@@ -7,7 +7,7 @@ from pathlib import Path
 from ..sixbit_core.config import PRESETS, DeltaCacheConfig, DMPQConfig, Preset, default_precision, override
 from ..sixbit_core.formats import FORMATS
 from ..sixbit_core.predictor import Predictor, load_predictor
-from ..sixbit_core.router import AUTO, ROUTERS, resolve_router
+from ..sixbit_core.router import AUTO, ROUTERS, WITHOUT_NVFP4, resolve_router
 from ..sixbit_core.run import RunState
 from .errors import InputError
 from .facts import REFERENCE, ModelFacts, reference_folder
@@ -124,7 +124,8 @@ def resolve(
     """
     preset = check_choice(choice)
     precision, notes = choice.precision, []
-    if precision is None and (choice.router is not None or choice.bits is not None):
+    asked = choice.router is not None or choice.bits is not None
+    if precision is None and (asked or preset.dmpq.router in WITHOUT_NVFP4):
         precision = "dmpq"
     elif precision is None:
         precision, why = default_precision(capability)

@@ -39,7 +39,7 @@ class SixBitApplyDMPQ(io.ComfyNode):
                     "preset",
                     options=list(CHOICES),
                     default="balanced",
-                    tooltip="quality: INT8. fast: fewer bits. Sets the values below; one you move wins.",
+                    tooltip="quality: INT8, 16 bits at both ends. Sets the values below; one you move wins.",
                 ),
                 io.Combo.Input(
                     "predictor",

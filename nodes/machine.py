@@ -9,12 +9,12 @@ import torch
 
 from ..kernels import int8_backend
 from ..sixbit_core.config import DMPQConfig, default_precision
+from ..sixbit_core.router import WITHOUT_NVFP4
 
 FP4, INT8, REFERENCE = "fp4", "int8", "reference"
 PATHS = {FP4: "FP4 and INT8", INT8: "INT8", REFERENCE: "reference"}
 COMPUTES = ("auto", "emulate")
 _INT8_FROM = (8, 0)  # lowest compute capability that the INT8 kernels run on
-_NEEDS_FP4 = ("auto", "nvfp4", "gamma", "gamma-time", "static", "static-time", "protect", "random")
 
 
 def compute_path(device_type: str, capability: tuple[int, int] | None, hip: bool = False) -> str:
@@ -56,7 +56,7 @@ def fit_to_machine(config: DMPQConfig, path: str, compute: str) -> tuple[DMPQCon
     Without FP4 units "auto" takes INT8 for every router that would use NVFP4, which there is slower than INT8
     and coarser; "emulate" takes its numbers wherever it runs.
     """
-    if path != FP4 and config.router in _NEEDS_FP4:
+    if path != FP4 and config.router not in WITHOUT_NVFP4:
         if compute == "auto":
             return replace(config, router="int8"), (
                 "INT8 activations: no FP4 units here (compute: emulate runs NVFP4 numerics, slower)"

@@ -108,7 +108,7 @@ PRESETS: dict[str, Preset] = {
         DMPQConfig(router="gamma", bits=6.0, outlier_limit=PAPER_OUTLIER_LIMIT, error="paper", bits_of="run"),
         DeltaCacheConfig(threshold=0.15, max_skips=2, start=0.0),
     ),
-    "quality": Preset(DMPQConfig(router="int8", bits=8.0), DeltaCacheConfig(threshold=0.08)),
+    "quality": Preset(DMPQConfig(router="int8-protect", bits=8.0), DeltaCacheConfig(threshold=0.08)),
     "balanced": Preset(DMPQConfig(router="auto", bits=6.0), DeltaCacheConfig()),
     "fast": Preset(
         DMPQConfig(router="auto", bits=5.0), DeltaCacheConfig(threshold=0.25, max_skips=3, start=0.2)

@@ -7,6 +7,7 @@
     protect:      the first 8 % of sampling and the last evaluation are INT8; what the asked-for bits leave
                   over goes to a fixed set of linears, as in static
     random:       INT8 with the probability that meets the asked-for bits, from a hash of the place
+    int8-protect: INT8, but 16 bits in the first 8 % of sampling and the last evaluation
     int8, nvfp4, bf16:  one format for all
 
 Add a router by writing one decorated function. Source: 6Bit-Diffusion (arXiv 2603.18742) for gamma;
@@ -27,6 +28,7 @@ Router = Callable[[Place, RouterTables], str]
 ROUTERS: dict[str, Router] = {}
 AUTO = "auto"
 PROTECTED = 0.08  # of sampling, from its start
+WITHOUT_NVFP4 = ("int8", "int8-protect", "bf16")
 
 
 def router(name: str) -> Callable[[Router], Router]:
@@ -80,7 +82,7 @@ def by_stage(place: Place, tables: RouterTables) -> str:
     evaluations, evenly spaced, as make the bits exact.
     """
     intervals = tables.int8_intervals
-    if place.progress < PROTECTED or place.last:
+    if _is_protected(place):
         return "int8"
     evaluations = place.evaluation / place.progress
     protected = math.ceil(PROTECTED * evaluations - 1e-6) + 1
@@ -88,6 +90,12 @@ def by_stage(place: Place, tables: RouterTables) -> str:
     share = (room - 4.0) / 4.0
     low, high = intervals[linear_name(place.block, place.kind)]
     return "int8" if is_turn(place.evaluation, (share - low) / (high - low)) else "nvfp4"
+
+
+@router("int8-protect")
+def by_stage_from_int8(place: Place, tables: RouterTables) -> str:
+    """Start and end of sampling are in 16 bits, all else in INT8."""
+    return "bf16" if _is_protected(place) else "int8"
 
 
 @router("random")
@@ -113,6 +121,10 @@ def always_nvfp4(place: Place, tables: RouterTables) -> str:
 def always_bf16(place: Place, tables: RouterTables) -> str:
     """W4A16."""
     return "bf16"
+
+
+def _is_protected(place: Place) -> bool:
+    return place.progress < PROTECTED or place.last
 
 
 def resolve_router(config: DMPQConfig, predictor: Predictor | None) -> tuple[DMPQConfig, str | None]:

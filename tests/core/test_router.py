@@ -159,3 +159,8 @@ def test_split_passes_over_what_does_not_fit():
     assert int8_split(items, 6.4) == {"big", "small"}
     assert int8_split([("dense", 1.0, 10), ("fat", 2.0, 60)], 4.0 + 4 * 60 / 70) == {"dense"}
     assert int8_split(items, 4.0) == frozenset() and len(int8_split(items, 8.0)) == 3
+
+
+def test_int8_protect_is_in_16_bits_at_both_ends():
+    formats = [ROUTERS["int8-protect"](Place(n, n / 50, 0, "q", None, last=n == 49), None) for n in range(50)]
+    assert formats == ["bf16"] * 4 + ["int8"] * 45 + ["bf16"]

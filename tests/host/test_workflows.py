@@ -102,7 +102,8 @@ def sampler_of(prompt: dict) -> dict:
 def with_int8(prompt: dict) -> dict:
     """The prompt with Apply DMPQ where the sampler gets its model, and no other node between."""
     loader = next(key for key, node in prompt.items() if node["class_type"] == "SixBitLoadReference")
-    routed = {"class_type": "SixBitApplyDMPQ", "inputs": {"model": [loader, 0], "preset": "quality"}}
+    inputs = {"model": [loader, 0], "preset": "balanced", "router": "int8"}
+    routed = {"class_type": "SixBitApplyDMPQ", "inputs": inputs}
     kept = {
         key: node
         for key, node in prompt.items()
