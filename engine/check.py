@@ -19,9 +19,10 @@ import torch
 from ..kernels import backend_line, tuning_seconds
 from ..sixbit_core.checkpoint import CheckpointError
 from ..sixbit_core.config import NATIVE_FP4
+from ..sixbit_core.report import spelled_bytes
 from .errors import InputError
 from .facts import ModelFacts, check_clip, read_facts
-from .machine import Machine, find_machine, spelled_bytes, versions
+from .machine import Machine, find_machine, versions
 from .memory import check_memory, sampling_bytes
 from .settings import Choice, RunSettings, settle
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from ..kernels import tuning
+from ..sixbit_core.report import RunMemory
 from ..sixbit_core.report_image import draw_run
 from .errors import InputError
 from .facts import ModelFacts, check_clip, check_sampling, read_facts
 from .files import check_target, make_folder, write_json
-from .machine import find_machine, reset_peak_memory
+from .machine import find_machine, peak_memory_bytes, reset_peak_memory
 from .memory import check_memory
 from .pipeline import LoadedModel, TextEmbeds, load_model
 from .report import compare_clips, done_line, make_report, status_line
@@ -101,9 +102,11 @@ def generate(
     text_begin = time.perf_counter()
     embeds = model.encode(clip.prompt, clip.negative, clip.guided)
     text_seconds = time.perf_counter() - text_begin
-    full, full_seconds, aside = None, None, 0.0  # what took time for the comparison alone
+    full, full_seconds, full_peak, aside = None, None, None, 0.0  # what took time for the comparison alone
     if request.compare:
+        reset_peak_memory(machine.device)
         full, full_seconds = _sample_full(model, clip, embeds, progress)
+        full_peak = peak_memory_bytes(machine.device)
         aside = full_seconds["sample"] + full_seconds["decode"]
         if settings.weights != FULL:
             model.drop(FULL)
@@ -127,6 +130,7 @@ def generate(
     }
     report = make_report(model, settings, machine, clip, run, seconds, request.command)
     report["seconds_full_precision"] = full_seconds
+    report["peak_memory_bytes_full_precision"] = full_peak
     report |= {} if full is None else compare_clips(frames, full)
     files = write_results(request, out, report, facts.fps, settings, (frames, full), run)
     return GenerateResult(frames, report, files, done_line(report, out))
@@ -145,6 +149,14 @@ def _sample_full(
         "decode": time.perf_counter() - begin,
     }
     return frames, {name: round(value, 4) for name, value in seconds.items()}
+
+
+def _memory(report: dict[str, Any]) -> RunMemory:
+    """For the picture. On a CPU the peak is that of the process since it began, so the run's is unknown."""
+    counted = report["machine"].startswith("cuda")
+    names = ("peak_memory_bytes", "peak_memory_bytes_full_precision")
+    peaks = (report[name] if counted else None for name in names)
+    return RunMemory(report["weight_bytes"], report["weight_bytes_full_precision"], *peaks)
 
 
 def check_request(request: GenerateRequest, facts: ModelFacts) -> ClipSpec:
@@ -186,7 +198,7 @@ def write_results(
         label = f"{label}: PSNR {close:.1f} dB, SSIM {report['ssim']:.3f}"
         write_sheet(files[-1], [("full precision", full), (label, frames)])
     files.append(out / "run.png")
-    draw_run(run.report, files[-1])
+    draw_run(run.report, files[-1], _memory(report))
     for path in filter(None, (out / "report.json", request.report)):
         write_json(path, report)
         files.append(path)

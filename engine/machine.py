@@ -83,11 +83,6 @@ def free_bytes(device: torch.device) -> int | None:
     return torch.cuda.mem_get_info(device)[0] + reserve
 
 
-def spelled_bytes(count: float) -> str:
-    """A number of bytes as people read it."""
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
-
-
 def synchronize(device: torch.device) -> None:
     """Wait for the device, so that a clock reads what was really done."""
     if device.type == "cuda":

@@ -9,9 +9,10 @@ states, counted from what a block holds at once (`sixbit_core/block.py`); in ful
 the 5B, one H200.
 """
 
+from ..sixbit_core.report import spelled_bytes
 from .errors import InputError
 from .facts import ModelFacts
-from .machine import Machine, spelled_bytes
+from .machine import Machine
 
 HELD = {"int8": 5.5, "full": 13.0}
 HELD_OTHERWISE = 11.0  # blocks with a linear in NVFP4 or 16 bits

@@ -4,6 +4,7 @@ import torch
 
 from ..kernels import backend_line, tuning_seconds
 from ..sixbit_core.config import DeltaCacheConfig, DMPQConfig
+from ..sixbit_core.report import spelled_bytes
 from .machine import PATHS, path_of
 from .memory import Demand
 
@@ -22,16 +23,13 @@ def status_line(
     words = [
         "activations as they come" if dmpq is None else f"{PATHS[path_of(device)]}, router {dmpq.router}"
     ]
-    parts = [f"weights {_size(demand.weights)}", f"sampling {_size(demand.sampling)}"]
+    parts = [f"weights {spelled_bytes(demand.weights)}", f"sampling {spelled_bytes(demand.sampling)}"]
     needed = demand.weights + demand.sampling
     if cache is not None:
-        parts.append(f"delta cache up to {_size(demand.cache(cache.location))} ({cache.location})")
+        held = demand.cache(cache.location)
+        parts.append(f"delta cache up to {spelled_bytes(held)} ({cache.location})")
         needed += demand.cache_on_gpu(cache.location)
-    words.append(f"needs {_size(needed)} ({', '.join(parts)}), {_size(free)} free")
+    words.append(f"needs {spelled_bytes(needed)} ({', '.join(parts)}), {spelled_bytes(free)} free")
     seconds = tuning_seconds(device) if dmpq is not None and dmpq.tune else 0
     words.append(f"tuning up to {seconds:.0f} s" if seconds else "tuning 0 s")
     return "6Bit: " + "; ".join([*words, backend_line()])
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

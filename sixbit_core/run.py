@@ -221,6 +221,23 @@ class RunState:
         """After the last call: read what is still under way. Raises NonFiniteError as `begin_call` does."""
         if not self._closed and self.evaluation >= 0:
             self._learn()
+        self._ledger.end()
+
+    def ran_untouched(self) -> None:
+        """The call that was begun runs without `run_block`: every block as the model has it."""
+        for block in range(self.layout.blocks):
+            self._ledger.ran_untouched(block, len(self._streams))
+            self._ledger.computed(len(self._streams))
+
+    @property
+    def skipped_fraction(self) -> float | None:
+        """Share of the block evaluations so far that were skipped, None before the first."""
+        return self._ledger.skipped_fraction
+
+    @property
+    def average_bits(self) -> float | None:
+        """Average activation bits of what ran so far, None before anything did."""
+        return self._ledger.average_bits
 
     def report(self) -> RunReport:
         """What happened so far; also after `close`."""
@@ -233,6 +250,7 @@ class RunState:
 
     def close(self) -> None:
         """Free every tensor. The report stays; nothing else may be called."""
+        self._ledger.end()
         self._observer.reset()
         if self._deltas is not None:
             self._deltas.clear()

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 from sixbit_diffusion.sixbit_core.layout import BlockLayout
@@ -73,3 +74,28 @@ def test_reset_equals_new():
     with pytest.raises(IndexError):
         ledger.computed(1)
         ledger.ran(0, "q", "int8", 1)
+
+
+def test_seconds_are_those_between_beginnings():
+    now = [10.0]
+    ledger = Ledger(LAYOUT, lambda: now[0])
+    for seconds in (1.5, 0.5, 2.0):
+        ledger.begin_evaluation(0.0)
+        now[0] += seconds
+    assert ledger.report(None, None, None, 0).seconds_by_evaluation == (1.5, 0.5)  # the last is under way
+    ledger.end()
+    now[0] += 9
+    ledger.end()
+    report = ledger.report(None, None, None, 0)
+    assert report.seconds_by_evaluation == (1.5, 0.5, 2.0)
+    assert report == replace(report, seconds_by_evaluation=())  # a run is what it decided
+
+
+def test_shares_so_far():
+    ledger = Ledger(LAYOUT)
+    assert ledger.skipped_fraction is None and ledger.average_bits is None
+    ledger.begin_evaluation(0.0)
+    ledger.ran(0, "q", "nvfp4", 3)
+    ledger.computed(3)
+    ledger.skipped(1, 1, 1)
+    assert (ledger.skipped_fraction, ledger.average_bits) == (0.25, 4.0)

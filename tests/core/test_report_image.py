@@ -1,17 +1,30 @@
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, combinations, pairwise
 
 import pytest
-from PIL import Image, ImageColor
+from PIL import Image, ImageColor, ImageDraw
 from sixbit_diffusion.sixbit_core.layout import BlockLayout
-from sixbit_diffusion.sixbit_core.report import Ledger, RunReport
+from sixbit_diffusion.sixbit_core.report import Ledger, RunMemory, RunReport
 from sixbit_diffusion.sixbit_core.report_image import COLOURS, draw_run, render_run
+from sixbit_diffusion.sixbit_core.report_panels import (
+    FULL,
+    OURS,
+    TIME_BAR,
+    draw_memory,
+    draw_seconds,
+    full_precision_peak,
+    nice_above,
+)
+
+MEMORY = RunMemory(3_000, 12_000, 9_000 + 2**22)
 
 
-def make_report(blocks: int, evaluations: int) -> RunReport:
+def make_report(blocks: int, evaluations: int, seconds: Sequence[float] | None = None) -> RunReport:
     """Block 0 all INT8; block 1 three quarters NVFP4; odd evaluations of the others skipped, else 16 bits."""
     layout = BlockLayout(("q", "ff"), ({"q": (16, 16), "ff": (48, 16)},) * blocks)
-    ledger = Ledger(layout)
+    begins = iter(accumulate([0.0, *(seconds or [1.0] * evaluations)]))
+    ledger = Ledger(layout, lambda: next(begins))
     for t in range(evaluations):
         ledger.begin_evaluation(t / evaluations)
         for block in range(blocks):
@@ -22,7 +35,8 @@ def make_report(blocks: int, evaluations: int) -> RunReport:
             for kind, name in zip(("q", "ff"), names, strict=True):
                 ledger.ran(block, kind, name, 4)
             ledger.computed(1)
-    return ledger.report("gamma", None, {"threshold": 0.15, "max_skips": 2}, 2**22)
+    ledger.end()
+    return ledger.report("gamma", None, {"threshold": 0.15, "max_skips": 2, "location": "gpu"}, 2**22)
 
 
 def share(image: Image.Image, name: str) -> float:
@@ -39,6 +53,7 @@ def test_file_is_written_whole_at_any_size(tmp_path, blocks, evaluations):
     assert [p.name for p in tmp_path.iterdir()] == ["run.png"]
     with Image.open(path) as image:
         assert image.mode == "RGB" and 1000 <= image.width <= 2400 and 200 <= image.height <= 2400
+        assert image.info["dpi"] == pytest.approx((192, 192), abs=1)  # twice the nominal size
 
 
 def test_area_is_the_share_of_macs():
@@ -65,3 +80,66 @@ def test_nothing_to_draw_is_said(tmp_path):
     with pytest.raises(ValueError, match="no run to draw"):
         draw_run(replace(make_report(2, 1), evaluations=0), tmp_path / "x.png")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("memory", [None, MEMORY, replace(MEMORY, peak=None), replace(MEMORY, peak=1)])
+@pytest.mark.parametrize(("blocks", "evaluations"), [(2, 1), (30, 4), (12, 50), (42, 50), (30, 100)])
+def test_no_word_overlaps_another_or_leaves_the_picture(monkeypatch, blocks, evaluations, memory):
+    boxes, own = [], ImageDraw.ImageDraw.text
+
+    def text(draw, at, words, **how):
+        boxes.append(draw.textbbox(at, words, font=how["font"], anchor=how["anchor"]))
+        own(draw, at, words, **how)
+
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", text)
+    seconds = [90.0] + [1.0] * (evaluations - 1)
+    image = render_run(make_report(blocks, evaluations, seconds), memory)
+    assert len(boxes) > 10
+    for left, top, right, bottom in boxes:
+        assert left >= 0 and top >= 0 and right <= image.width and bottom <= image.height
+    for a, b in combinations(boxes, 2):
+        assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], (a, b)
+
+
+def drawn(panel, size, *arguments) -> Image.Image:
+    image = Image.new("RGB", size, "#FFFFFF")
+    panel(ImageDraw.Draw(image), *arguments)
+    return image
+
+
+def pixels(image: Image.Image, colour: str) -> int:
+    return sum(count for count, found in image.getcolors(1 << 24) if found == ImageColor.getrgb(colour))
+
+
+def test_area_of_the_seconds_is_the_time_of_the_run():
+    lefts = [40.0 + 10 * t for t in range(4)]
+    made = {}
+    for name, seconds in {"even": [2.0] * 4, "half": [2.0, 1.0, 1.0, 0.0], "stall": [90.0, 2, 2, 2]}.items():
+        report = make_report(2, 4, seconds)
+        made[name] = pixels(drawn(draw_seconds, (900, 200), report, lefts, 10, 4, 80), TIME_BAR)
+    assert made["half"] == pytest.approx(made["even"] / 2, rel=0.02)
+    assert made["stall"] == pytest.approx(made["even"], rel=0.01)  # cut at the others' scale; words beside it
+
+
+def test_bars_of_memory_are_as_the_bytes():
+    image = drawn(draw_memory, (1400, 200), make_report(2, 4), replace(MEMORY, peak=None), 10, 600, 4)
+    lengths = []
+    for row, colour in ((60, OURS), (100, FULL)):
+        line = "".join(
+            "x" if image.getpixel((x, row)) == ImageColor.getrgb(colour) else " " for x in range(1400)
+        )
+        lengths.append(max(map(len, line.split())))
+    assert lengths[0] == pytest.approx(lengths[1] * MEMORY.weights / MEMORY.weights_16_bit, rel=0.03)
+
+
+def test_peak_in_full_precision_is_measured_or_computed_or_unknown():
+    report = make_report(2, 4)
+    assert full_precision_peak(report, MEMORY) == (18_000, "computed")  # the delta cache would not be there
+    assert full_precision_peak(report, replace(MEMORY, peak_16_bit=7)) == (7, "measured")
+    assert full_precision_peak(report, replace(MEMORY, peak=2_999)) is None  # weights were offloaded
+    host = replace(report, cache={**report.cache, "location": "host"})
+    assert full_precision_peak(host, MEMORY) == (18_000 + 2**22, "computed")
+
+
+def test_scales_end_on_a_round_number():
+    assert [nice_above(x) for x in (0, 0.034, 0.04, 1.2, 9, 101)] == [1, 0.04, 0.04, 1.5, 10, 150]

@@ -450,3 +450,16 @@ def test_gpu_run_decides_as_the_cpu_does_without_a_sync(location):
             torch.cuda.set_sync_debug_mode("default")
     run.finish()
     assert run.report() == expected.report()
+
+
+def test_a_run_that_decides_nothing_still_counts_and_times():
+    run = RunState(LAYOUT)
+    for _ in range(3):
+        run.begin_call([COND], 0.0, 0.0, False)  # no noise level: a stream that comes again begins the next
+        run.ran_untouched()
+    run.finish()
+    run.close()
+    report = run.report()
+    assert report.evaluations == 3 == len(report.seconds_by_evaluation)
+    assert report.skipped_fraction == 0 and report.average_activation_bits == 16
+    assert set(report.choices["q"]) == {"bbb"}

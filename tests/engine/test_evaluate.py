@@ -231,6 +231,6 @@ def test_two_workers_give_the_rows_of_one(tiny_folder, tmp_path, capsys):
     assert evaluate(tiny_folder, tmp_path / "two.json", "--workers", 2) == 0, capsys.readouterr().err
     one, two = (json.loads((tmp_path / f"{name}.json").read_text())["rows"] for name in ("one", "two"))
     for row in (*one, *two):
-        for name in ("seconds", "seconds_per_step", "peak_memory_bytes", "command"):
+        for name in ("seconds", "seconds_by_evaluation", "seconds_per_step", "peak_memory_bytes", "command"):
             row.pop(name)
     assert one == two
