@@ -173,6 +173,10 @@ _PARTS: Table = {
     },
     (_VAE, "comfy.model_management"): {"vae_device": "", "vae_offload_device": "", "intermediate_device": ""},
 }
+_TEXT_UNDER_NODES: Table = {  # an extra: without it there is no text, and nothing else is missing
+    ("text under a node", "server"): {"PromptServer.send_progress_text": "text node_id sid"},
+    ("text under a node", "comfy_execution.utils"): {"get_executing_context": ""},
+}
 
 
 def _seams(table: Table) -> tuple[Seam, ...]:
@@ -183,7 +187,7 @@ def _seams(table: Table) -> tuple[Seam, ...]:
     )
 
 
-SEAMS, PARTS_SEAMS = _seams(_MODEL), _seams(_PARTS)
+SEAMS, PARTS_SEAMS, TEXT_SEAMS = _seams(_MODEL), _seams(_PARTS), _seams(_TEXT_UNDER_NODES)
 
 
 def mismatches(seams: tuple[Seam, ...] = SEAMS) -> list[str]:

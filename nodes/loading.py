@@ -15,6 +15,7 @@ from .bridge import MODEL_FACTS, ModelFacts, put_settings_
 from .model import ModelPlan, SixBitCogVideoX
 from .packed import pack
 from .precision import check_precision, float_type
+from .previews import preview_colours
 from .scales import Scales, transformer_config
 from .settings import Settings
 
@@ -41,6 +42,9 @@ def load_checkpoint(
         config, family.label, quantized, scales.snr_shift_scale, family.ofs_embed_dim is not None
     )
     model = _empty_model(plan, scales, dtype, cast)
+    if (colours := preview_colours(checkpoint)) is not None:
+        model.latent_format.latent_rgb_factors = [list(row) for row in colours.factors]
+        model.latent_format.latent_rgb_factors_bias = list(colours.bias)
     offload = comfy.model_management.unet_offload_device()
     patchers = comfy.model_patcher
     kind = patchers.ModelPatcher if disable_dynamic else patchers.CoreModelPatcher

@@ -8,6 +8,7 @@ import comfy.model_management
 import torch
 
 from ..sixbit_core.delta_cache import bytes_needed, bytes_on_gpu, resolve_location
+from .linear import QuantizedLinear
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,26 @@ def demand_of(patcher: Any, shape: Sequence[int], conditionings: int) -> Demand:
         rows,
         model.get_dtype_inference(),
     )
+
+
+def bytes_in_16_bits(model: torch.nn.Module) -> int:
+    """Of a host's model, with every weight in 16 bits."""
+    count = sum(tensor.numel() for tensor in model.state_dict().values())
+    for module in model.modules():
+        if isinstance(module, QuantizedLinear):
+            count += module.out_features * module.in_features - module.weight.numel()
+    return 2 * count
+
+
+def reset_peak(device: torch.device) -> None:
+    """Count the device's peak from now on, where torch counts it."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """Most that torch held on the device since `reset_peak`; None where it is not counted."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 def room_for_cache(patcher: Any, demand: Demand) -> int | None:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from comfy_api.latest import io
 
-from ..sixbit_core.report import RunReport
+from ..sixbit_core.report import RunMemory, RunReport
 from ..sixbit_core.report_image import render_run
 
 
@@ -18,7 +18,7 @@ class SixBitRunReport(io.ComfyNode):
             node_id="SixBitRunReport",
             display_name="6Bit Run Report",
             category="sixbit",
-            description="Formats and skips by block and step of the run that made this latent.",
+            description="Formats, skips, seconds and memory of the run that made this latent.",
             search_aliases=["cogvideo", "skipped blocks", "statistics"],
             inputs=[
                 io.Model.Input("model", tooltip="The model that the sampler was given."),
@@ -32,20 +32,27 @@ class SixBitRunReport(io.ComfyNode):
     def execute(cls, model: Any, latent: dict) -> io.NodeOutput:
         from .bridge import settings_of
 
-        report = settings_of(model).journal.last
-        if report is None:
+        journal = settings_of(model).journal
+        if journal.last is None:
             raise ValueError(
                 "there is no run to report: connect the model that the sampler was given, with Apply DMPQ "
-                "or Temporal Delta Cache before it"
+                "or Temporal Delta Cache (preset off, to time it as it is) before it"
             )
-        picture = torch.from_numpy(np.array(render_run(report), dtype=np.float32) / 255)[None]
-        return io.NodeOutput(latent, picture, report_text(report))
+        picture = render_run(journal.last, journal.memory)
+        pixels = torch.from_numpy(np.array(picture, dtype=np.float32) / 255)[None]
+        return io.NodeOutput(latent, pixels, report_text(journal.last, journal.memory))
 
 
-def report_text(report: RunReport) -> str:
+def report_text(report: RunReport, memory: RunMemory) -> str:
     """A line for people, then the report as JSON."""
-    words = [f"{report.evaluations} evaluations of {report.blocks} blocks"]
+    seconds = sum(report.seconds_by_evaluation)
+    words = [f"{report.evaluations} evaluations of {report.blocks} blocks in {seconds:.1f} s"]
     if report.average_activation_bits is not None:
         words.append(f"{report.average_activation_bits:.2f} activation bits")
     words.append(f"{100 * (report.skipped_fraction or 0):.0f} % of block evaluations skipped")
-    return ", ".join(words) + "\n" + json.dumps(report.to_dict(), sort_keys=True)
+    took = {
+        "weight_bytes": memory.weights,
+        "weight_bytes_full_precision": memory.weights_16_bit,
+        "peak_memory_bytes": memory.peak,
+    }
+    return ", ".join(words) + "\n" + json.dumps({**report.to_dict(), **took}, sort_keys=True)

@@ -7,7 +7,7 @@ DIFFUSION_MODEL says, at each call of the model, who is in the batch.
 
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,13 +20,15 @@ from ..kernels import tuning
 from ..sixbit_core.config import DeltaCacheConfig
 from ..sixbit_core.layout import Stream
 from ..sixbit_core.predictor import Predictor
+from ..sixbit_core.report import RunMemory
 from ..sixbit_core.run import RunState
 from . import schedule
 from .machine import default_dmpq, path_of
-from .memory import Demand, demand_of, room_for_cache
+from .memory import Demand, bytes_in_16_bits, demand_of, peak_bytes, reset_peak, room_for_cache
 from .predictors import mismatch
+from .progress_text import StepText, text_channel
 from .reserve import reserved
-from .settings import settings_in
+from .settings import Settings, settings_in
 from .status import status_line
 from .swap import deciding, layout
 
@@ -39,29 +41,70 @@ class ActiveRun:
     """A run under way.
 
     Attributes:
+        decides: over the blocks; else it only counts and times evaluations of the model as it is.
         last_sigma: noise level of its last evaluation.
         cache_bytes: that the delta cache may take on the device.
         compiler: arguments of torch.compile, where the whole model was to be compiled.
     """
 
     state: RunState
-    last_sigma: float
-    cache_bytes: int
-    compiler: dict[str, Any] | None
+    decides: bool
+    last_sigma: float = 0.0
+    cache_bytes: int = 0
+    compiler: dict[str, Any] | None = None
 
 
-def outer_sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
+def outer_sample(
+    executor: Any,
+    noise: torch.Tensor,
+    latent_image: torch.Tensor,
+    sampler: Any,
+    sigmas: torch.Tensor,
+    denoise_mask: torch.Tensor | None = None,
+    callback: Callable | None = None,
+    disable_pbar: bool = False,
+    seed: int | None = None,
+    **rest: Any,
+) -> torch.Tensor:
     """OUTER_SAMPLE wrapper: one `RunState` for one sampling run, gone when it ends, however it ends."""
-    guider, noise, sigmas = executor.class_obj, args[0], args[3]
-    original = guider.model_options
-    patcher = guider.model_patcher
+    guider = executor.class_obj
+    original, patcher, device = guider.model_options, guider.model_patcher, guider.model_patcher.load_device
     settings = settings_in(original)
+    options = comfy.model_patcher.create_model_options_clone(original)
     dmpq = settings.dmpq
     if dmpq is None and settings.six_bit:
-        dmpq = default_dmpq(path_of(patcher.load_device))
-    if dmpq is None and settings.cache is None:
-        return executor(*args, **kwargs)
-    if settings.cache is not None and original.get("context_handler") is not None:
+        dmpq = default_dmpq(path_of(device))
+    if dmpq is not None or settings.cache is not None:
+        run = _deciding(guider, replace(settings, dmpq=dmpq), noise, sigmas)
+    else:
+        run = ActiveRun(RunState(layout(patcher.model.diffusion_model.blocks)), decides=False)
+    text = StepText(run.state, text_channel())
+    options["transformer_options"][RUN] = run
+    guider.model_options = options
+    reset_peak(device)
+    try:
+        shown = text.after(callback)
+        with tuning(dmpq is not None and dmpq.tune, _tell_tuning):
+            result = executor(
+                noise, latent_image, sampler, sigmas, denoise_mask, shown, disable_pbar, seed, **rest
+            )
+        run.state.finish()
+        text.end()
+        return result
+    finally:
+        run.state.close()
+        settings.journal.last = run.state.report()
+        settings.journal.memory = RunMemory(
+            patcher.model_size(), bytes_in_16_bits(patcher.model), peak_bytes(device)
+        )
+        options["transformer_options"].pop(RUN, None)
+        guider.model_options = original
+
+
+def _deciding(guider: Any, settings: Settings, noise: torch.Tensor, sigmas: torch.Tensor) -> ActiveRun:
+    """The run that the nodes asked for; what cannot be is refused, what is about to happen is said."""
+    patcher, options = guider.model_patcher, guider.model_options
+    if settings.cache is not None and options.get("context_handler") is not None:
         raise ValueError(
             "Temporal Delta Cache cannot tell context windows apart; take one of the two out of the graph"
         )
@@ -69,14 +112,13 @@ def outer_sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
         raise ValueError(
             "the 6Bit nodes decide for one GPU; take the node that spreads sampling over several out"
         )
-    options = comfy.model_patcher.create_model_options_clone(original)
     if _STEP_CACHE in options["transformer_options"]:
         logging.warning(
             f"6Bit: {_STEP_CACHE} skips whole evaluations that the delta cache never sees; use one of the two"
         )
     demand = demand_of(patcher, noise.shape, _conditionings(guider))
     cache = _placed(settings.cache, demand, patcher)
-    state = RunState(layout(patcher.model.diffusion_model.blocks), dmpq, cache, settings.predictor)
+    state = RunState(layout(patcher.model.diffusion_model.blocks), settings.dmpq, cache, settings.predictor)
     if state.note:
         logging.info(f"6Bit: {state.note}")
     if line := _unlike_calibration(state, settings.predictor, len(sigmas) - 1, noise.shape):
@@ -85,18 +127,7 @@ def outer_sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
     logging.info(status_line(patcher.load_device, state.dmpq, cache, demand, free))
     last_sigma = float(sigmas[-2]) if len(sigmas) > 1 else float(sigmas[-1])
     held = 0 if cache is None else demand.cache_on_gpu(cache.location)
-    options["transformer_options"][RUN] = ActiveRun(state, last_sigma, held, _compiler(original))
-    guider.model_options = options
-    try:
-        with tuning(dmpq is not None and dmpq.tune, _tell_tuning):
-            result = executor(*args, **kwargs)
-        state.finish()
-        return result
-    finally:
-        settings.journal.last = state.report()
-        state.close()
-        options["transformer_options"].pop(RUN, None)
-        guider.model_options = original
+    return ActiveRun(state, True, last_sigma, held, _compiler(options))
 
 
 def _tell_tuning(what: str, number: int, candidates: int) -> None:
@@ -160,7 +191,19 @@ def diffusion_model(executor: Any, *args: Any, **kwargs: Any) -> Any:
     """DIFFUSION_MODEL wrapper: one call of the model under the run."""
     options = kwargs.get("transformer_options") or next(a for a in reversed(args) if isinstance(a, dict))
     run: ActiveRun | None = options.get(RUN)
-    return executor(*args, **kwargs) if run is None else _under(run, options, executor, args, kwargs)
+    if run is not None and run.decides:
+        return _under(run, options, executor, args, kwargs)
+    if run is not None:
+        _count(run.state, options)
+    return executor(*args, **kwargs)
+
+
+@torch.compiler.disable
+def _count(state: RunState, options: dict) -> None:
+    """A call of a model that runs as it is: no number is read from the device, so that nothing waits. A
+    conditioning that comes again begins the next evaluation."""
+    state.begin_call([(name, 0) for name in dict.fromkeys(map(str, options["uuids"]))], 0.0, 0.0, False)
+    state.ran_untouched()
 
 
 @torch.compiler.disable

@@ -5,16 +5,17 @@ from typing import Any
 
 from ..sixbit_core.config import DeltaCacheConfig, DMPQConfig
 from ..sixbit_core.predictor import Predictor
-from ..sixbit_core.report import RunReport
+from ..sixbit_core.report import RunMemory, RunReport
 
 KEY = "sixbit"
 
 
 @dataclass
 class Journal:
-    """The report of the last run of a MODEL, as the last node of this pack made it."""
+    """The last run of a MODEL, as the last node of this pack made it: what it decided, what it took."""
 
     last: RunReport | None = None
+    memory: RunMemory | None = None
 
 
 @dataclass(frozen=True)

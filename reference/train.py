@@ -5,6 +5,7 @@ vae           train the autoencoder                       -> DIR/vae
 encode        turn training clips into latents            -> DIR/latents.safetensors
 transformer   train the denoiser and the text encoder     -> DIR/state.safetensors; resumes
 export        write the pipeline                          -> FOLDER
+preview       fit the colours of live previews            -> reference/preview.json
 sample        score held-out prompts on the pipeline      -> OUT/sample.json, OUT/sample.png
 evaluator     score the evaluator itself on rendered clips
 
@@ -74,6 +75,13 @@ def _export(args: argparse.Namespace, device: torch.device) -> None:
     print(f"export: {size / 1e6:.1f} MB in {args.folder}")
 
 
+def _preview(args: argparse.Namespace, device: torch.device) -> None:
+    from .preview import write_preview
+
+    explained = write_preview(args.folder, 32 if args.clips is None else args.clips, args.seed)
+    print(f"preview: {100 * explained:.1f} % of the colours' variance on held-out clips")
+
+
 def _sample(args: argparse.Namespace, device: torch.device) -> None:
     from .sample import evaluate_pipeline
 
@@ -92,6 +100,7 @@ STAGES: dict[str, Stage] = {
     "encode": _encode,
     "transformer": _transformer,
     "export": _export,
+    "preview": _preview,
     "sample": _sample,
     "evaluator": _evaluator,
 }
@@ -111,7 +120,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=200.0, help="time of `vae`, limit of `encode`")
     parser.add_argument("--total-seconds", type=float, default=900.0, help="time of `transformer` in all")
     parser.add_argument("--stop-after", type=float, help="seconds after which `transformer` saves and ends")
-    parser.add_argument("--clips", type=int, help="of `encode` (default 50000) and `evaluator` (500)")
+    parser.add_argument(
+        "--clips", type=int, help="of `encode` (default 50000), `preview` (32), `evaluator` (500)"
+    )
     parser.add_argument("--vae", type=Path, help="autoencoder for `encode`, instead of DIR/vae")
     parser.add_argument(
         "--from", dest="start", type=Path, help="pipeline whose weights `transformer` starts from"

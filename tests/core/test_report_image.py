@@ -125,9 +125,8 @@ def test_bars_of_memory_are_as_the_bytes():
     image = drawn(draw_memory, (1400, 200), make_report(2, 4), replace(MEMORY, peak=None), 10, 600, 4)
     lengths = []
     for row, colour in ((60, OURS), (100, FULL)):
-        line = "".join(
-            "x" if image.getpixel((x, row)) == ImageColor.getrgb(colour) else " " for x in range(1400)
-        )
+        ink = ImageColor.getrgb(colour)
+        line = "".join("x" if image.getpixel((x, row)) == ink else " " for x in range(image.width))
         lengths.append(max(map(len, line.split())))
     assert lengths[0] == pytest.approx(lengths[1] * MEMORY.weights / MEMORY.weights_16_bit, rel=0.03)
 
