@@ -7,10 +7,10 @@ import numpy as np
 import torch
 
 from ..kernels import backend_line, tuning_seconds
+from ..sixbit_core.metrics import psnr, ssim
 from ..sixbit_core.report import spelled_bytes
 from .facts import ModelFacts
 from .machine import Machine, peak_memory_bytes, versions
-from .metrics import psnr, ssim
 from .pipeline import LoadedModel
 from .sample import ClipSpec, Sampled, cache_size
 from .settings import RunSettings

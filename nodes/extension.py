@@ -3,6 +3,7 @@
 from comfy_api.latest import ComfyExtension, io
 
 from .calibrate import SixBitCalibratePredictor
+from .compare import SixBitCompare
 from .delta_cache import SixBitTemporalDeltaCache
 from .dmpq import SixBitApplyDMPQ
 from .image_to_video import SixBitImageToVideo
@@ -21,6 +22,7 @@ NODES: list[type[io.ComfyNode]] = [
     SixBitTemporalDeltaCache,
     SixBitCalibratePredictor,
     SixBitRunReport,
+    SixBitCompare,
     SixBitEmptyLatent,
     SixBitImageToVideo,
     SixBitLoadReference,

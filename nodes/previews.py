@@ -3,8 +3,8 @@
     rgb = latent · factors + bias,  in [-1, 1], latents in the scale of the sampler
 
 Each checkpoint gets those of its own VAE. For the published CogVideoX they are the ones of
-kijai/ComfyUI-CogVideoXWrapper (latent_preview.py), which has one set for every variant and does not say how it
-was found; its own previews show them, and here they are unchecked, since no published VAE was at hand. For
+kijai/ComfyUI-CogVideoXWrapper (latent_preview.py), which has one set for every variant and does not say how
+it was found; its own previews use them, and here they are unchecked, since no published VAE was at hand. For
 the bundled reference they were fitted (`reference/preview.py`). Any other model has none, and no preview.
 """
 

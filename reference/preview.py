@@ -2,8 +2,8 @@
 
     rgb = latent · factors + bias,   least squares over every latent pixel of rendered clips
 
-A latent pixel stands for 8x8 pixels: of the first frame, then of four frames each. Its colour is their mean, in
-[-1, 1]; latents are in the scale of the sampler, multiplied by the autoencoder's factor.
+A latent pixel stands for 8x8 pixels: of the first frame, then of four frames each. Its colour is their mean,
+in [-1, 1]; latents are in the scale of the sampler, multiplied by the autoencoder's factor.
 """
 
 from __future__ import annotations

@@ -120,9 +120,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=200.0, help="time of `vae`, limit of `encode`")
     parser.add_argument("--total-seconds", type=float, default=900.0, help="time of `transformer` in all")
     parser.add_argument("--stop-after", type=float, help="seconds after which `transformer` saves and ends")
-    parser.add_argument(
-        "--clips", type=int, help="of `encode` (default 50000), `preview` (32), `evaluator` (500)"
-    )
+    parser.add_argument("--clips", type=int, help="of `encode` (50000), `preview` (32), `evaluator` (500)")
     parser.add_argument("--vae", type=Path, help="autoencoder for `encode`, instead of DIR/vae")
     parser.add_argument(
         "--from", dest="start", type=Path, help="pipeline whose weights `transformer` starts from"

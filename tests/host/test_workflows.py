@@ -176,7 +176,7 @@ def test_editor_form_has_this_hosts_fields(schemas: dict, path: Path) -> None:
 @pytest.mark.slow
 def test_reference_workflow_gives_the_engines_clip(server: Server) -> None:
     pytest.importorskip("diffusers")
-    from sixbit_diffusion.engine.metrics import psnr
+    from sixbit_diffusion.sixbit_core.metrics import psnr
 
     prompt = shortened(REFERENCE)
     frames = read_frames(server, server.execute(with_frames(prompt)))
@@ -185,15 +185,44 @@ def test_reference_workflow_gives_the_engines_clip(server: Server) -> None:
 
 @pytest.mark.slow
 def test_before_and_after_stand_side_by_side(server: Server) -> None:
-    """Left the model as stored, right the clip of the reference workflow, a gap of 8 between."""
+    """Left the model as stored, right the clip of the reference workflow, a gap of 8 between, captions above."""
+    from sixbit_diffusion.sixbit_core.metrics import psnr
+
     prompt = shortened(BESIDE)
-    stitched = next(key for key, node in prompt.items() if node["class_type"] == "ImageStitch")
-    saved = {"class_type": "SaveImage", "inputs": {"images": [stitched, 0], "filename_prefix": "frames"}}
-    both = read_frames(server, server.execute({**prompt, "frames": saved}))
+    compared = next(key for key, node in prompt.items() if node["class_type"] == "SixBitCompare")
+    shown = next(key for key, node in prompt.items() if node["class_type"] == "PreviewAny")
+    saved = {"class_type": "SaveImage", "inputs": {"images": [compared, 0], "filename_prefix": "frames"}}
+    outputs = server.execute({**prompt, "frames": saved})
+    both = read_frames(server, outputs)
     after = read_frames(server, server.execute(with_frames(shortened(REFERENCE))))
-    width = after.shape[2]
-    assert both.shape[2] == 2 * width + 8
-    assert torch.equal(both[:, :, width + 8 :], after) and not torch.equal(both[:, :, :width], after)
+    height, width = after.shape[1:3]
+    left, right = both[:, -height:, :width], both[:, -height:, width + 8 :]
+    assert both.shape[2] == 2 * width + 8 and both.shape[1] % 2 == 0
+    assert torch.equal(right, after) and not torch.equal(left, after)
+    found = json.loads(outputs[shown]["text"][0].split("\n", 1)[1])
+    assert found["psnr_db"] == pytest.approx(psnr(left, right), abs=0.2)  # SaveImage cuts, the node rounds
+    assert all(seconds > 0 for seconds in found["seconds"]) and found["composition_held"]
+
+
+def test_text_and_previews_reach_the_sampler_while_it_samples(host, server: Server) -> None:
+    prompt = shortened(REFERENCE, 3)
+    sampler = next(key for key, node in prompt.items() if node["class_type"] == "KSampler")
+    sampler_of(prompt)["cfg"] = 1.0
+    saved = {"class_type": "SaveLatent", "inputs": {"samples": [sampler, 0], "filename_prefix": "latent"}}
+    kept = (
+        "SixBitLoadReference",
+        "SixBitTemporalDeltaCache",
+        "CLIPTextEncode",
+        "SixBitEmptyLatent",
+        "KSampler",
+    )
+    prompt = {key: node for key, node in prompt.items() if node["class_type"] in kept} | {"saved": saved}
+    seen = host.run("listen", port=server.port, prompt=prompt)
+    assert seen["ended"] == "success" and {node for node, _ in seen["texts"]} == {sampler}
+    first, last = seen["texts"][0][1], seen["texts"][-1][1]
+    assert first.startswith("step 1 of 3 | 0 % of blocks skipped | 16.0 bits | ") and first.endswith(" left")
+    assert " s | " in last and last.endswith("16.0 bits")
+    assert seen["previews"] == [[16, 16]] * 3
 
 
 def client(server: Server, *arguments: str) -> subprocess.CompletedProcess:
@@ -225,7 +254,7 @@ def test_client_says_what_is_wrong_in_one_line(server: Server, arguments: list[s
 @pytest.mark.slow
 def test_int8_gives_a_clip_as_near_as_rounding_lets_the_engine_be_to_itself(server: Server) -> None:
     pytest.importorskip("diffusers")
-    from sixbit_diffusion.engine.metrics import psnr
+    from sixbit_diffusion.sixbit_core.metrics import psnr
 
     prompt = with_int8(shortened(REFERENCE))
     frames, expected = read_frames(server, server.execute(with_frames(prompt))), engine_frames(prompt)

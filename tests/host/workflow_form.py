@@ -36,6 +36,8 @@ def kind_of(spec: list) -> str:
 
 def is_widget(spec: list) -> bool:
     """Whether the editor shows a field for it, not only a socket."""
+    if len(spec) > 1 and spec[1].get("forceInput"):
+        return False
     return kind_of(spec) in ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", "COMFY_DYNAMICCOMBO_V3")
 
 

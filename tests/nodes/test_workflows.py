@@ -82,8 +82,10 @@ def test_notes_name_every_file_and_its_folder(name: str) -> None:
 def test_settings_are_the_recommended_ones(name: str) -> None:
     prompt = read(FOLDER / "api" / f"{name}.json")
     for inputs in nodes_of(prompt, "KSampler"):
-        set_to = [inputs[key] for key in ("sampler_name", "scheduler", "steps", "cfg", "denoise")]
-        assert set_to == ["euler", "simple", 50, 6.0, 1.0]
+        set_to = [inputs[key] for key in ("sampler_name", "scheduler", "cfg", "denoise")]
+        assert set_to == ["euler", "simple", 6.0, 1.0]
+    steps = sorted(inputs["steps"] for inputs in nodes_of(prompt, "KSampler"))
+    assert steps == ([20, 50] if name.endswith("draft_to_final") else [50] * len(steps))
     assert all(inputs["type"] == "cogvideox" for inputs in nodes_of(prompt, "CLIPLoader"))
     later = "1_5" in name
     assert {inputs["fps"] for inputs in nodes_of(prompt, "CreateVideo")} <= {16.0 if later else 8.0}

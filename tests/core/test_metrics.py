@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 from sixbit_diffusion.engine.intervals import bootstrap_mean, wilson
-from sixbit_diffusion.engine.metrics import flicker, psnr, ssim
 from sixbit_diffusion.engine.trajectory import relative_errors
+from sixbit_diffusion.sixbit_core.metrics import flicker, psnr, ssim
 
 
 def clip(seed: int) -> torch.Tensor:
