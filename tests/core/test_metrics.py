@@ -2,9 +2,7 @@ import math
 
 import pytest
 import torch
-from sixbit_diffusion.engine.intervals import bootstrap_mean, wilson
-from sixbit_diffusion.engine.trajectory import relative_errors
-from sixbit_diffusion.sixbit_core.metrics import flicker, psnr, ssim
+from sixbit_diffusion.sixbit_core.metrics import COMPOSITION_HELD, composition, flicker, psnr, ssim
 
 
 def clip(seed: int) -> torch.Tensor:
@@ -55,20 +53,10 @@ def test_clips_must_match(other):
         psnr(torch.zeros(2, 12, 12, 3, dtype=torch.uint8), other)
 
 
-def test_relative_errors_are_per_stream():
-    full = torch.ones(2, 4, 4)
-    changed = full.clone()
-    changed[1] *= 1.5
-    assert relative_errors(changed, full).tolist() == [0.0, 0.5]
-
-
-def test_intervals():
-    low, high = wilson(8, 10)
-    assert (low, high) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
-    assert wilson(5, 5)[1] == 1.0
-    mean, low, high = bootstrap_mean([0.0, 1.0] * 50)
-    assert mean == 0.5 and 0.38 < low < 0.45 and 0.55 < high < 0.62
-    assert bootstrap_mean([1.0, 2.0, 3.0]) == bootstrap_mean([1.0, 2.0, 3.0])
+def square(left: int, value: int = 30) -> torch.Tensor:
+    made = torch.full((2, 48, 64, 3), 220, dtype=torch.uint8)
+    made[:, 10:26, left : left + 16] = value
+    return made
 
 
 def test_flicker_is_of_the_error_alone():
@@ -78,3 +66,21 @@ def test_flicker_is_of_the_error_alone():
     assert flicker(blinking, moving) == 3.0 and flicker(moving[:1], moving[:1]) == 0.0
     with pytest.raises(ValueError, match="two uint8 clips"):
         flicker(moving, moving.float())
+
+
+def test_composition_is_where_light_and_dark_lie():
+    here, there = square(4), square(40)
+    assert composition(here, here) == pytest.approx(1)
+    assert composition(here, square(4, value=150)) == pytest.approx(1)  # fainter, in the same place
+    assert composition(here, (here.float() * 0.5 + 20).byte()) == pytest.approx(1, abs=1e-3)
+    assert COMPOSITION_HELD < composition(here, square(5)) < 1 and composition(here, there) < 0
+    assert composition(here, 255 - here) == pytest.approx(-1, abs=1e-3)
+    noise = torch.randint(-20, 21, here.shape, generator=torch.Generator().manual_seed(0))
+    assert composition(here, (here + noise).clamp(0, 255).byte()) > 0.98  # detail does not count
+
+
+def test_composition_of_plain_clips():
+    plain = torch.full((1, 16, 16, 3), 9, dtype=torch.uint8)
+    assert composition(plain, plain + 50) == 1 and composition(plain, square(4)[:1, :16, :16]) == 0
+    with pytest.raises(ValueError, match=r"composition needs \(T, H, W, 3\)"):
+        composition(plain[..., :2], plain[..., :2])

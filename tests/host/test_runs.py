@@ -7,7 +7,10 @@ from host_cases import VARIANTS, make_transformer
 
 CHECKS = {
     "off_is_bit_equal": True,
+    "off_is_counted_and_timed": [],
     "skips_happen_and_repeat": True,
+    "text_goes_to_the_node_that_samples": [],
+    "a_host_without_the_channel_samples_as_ever": True,
     "what_will_run_is_said_before": True,
     "runs_of_other_sizes_do_not_disturb": True,
     "joint_split_and_reordered_calls_agree": [],

@@ -24,10 +24,15 @@ def registered() -> list[str]:
         sys.meta_path.remove(blocker)
 
 
+def all_mismatches(contract: object) -> list[str]:
+    parts = (contract.SEAMS, contract.PARTS_SEAMS, contract.TEXT_SEAMS)
+    return [line for seams in parts for line in contract.mismatches(seams)]
+
+
 def probe_each(contract: object) -> list[str]:
     """Seams whose loss or other signature goes unnoticed."""
     unnoticed = []
-    every = (*contract.SEAMS, *contract.PARTS_SEAMS)
+    every = (*contract.SEAMS, *contract.PARTS_SEAMS, *contract.TEXT_SEAMS)
     for seam in every:
         owner = importlib.import_module(seam.module)
         *path, leaf = seam.name.split(".")
@@ -137,9 +142,9 @@ def main() -> None:
     contract = pack("nodes.host_contract")
     answer(
         ids=ids,
-        mismatches=[*contract.mismatches(), *contract.mismatches(contract.PARTS_SEAMS)],
+        mismatches=all_mismatches(contract),
         unnoticed=probe_each(contract),
-        after=[*contract.mismatches(), *contract.mismatches(contract.PARTS_SEAMS)],
+        after=all_mismatches(contract),
         schemas=schemas(),
         parts=without_a_part(contract),
         unknown=on_an_unknown_host(contract),

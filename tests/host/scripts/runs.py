@@ -4,8 +4,10 @@ from boot import ARGUMENTS, pack  # isort: split
 
 import gc
 import itertools
+import sys
 import types
 import weakref
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import comfy.model_management
 import comfy.ops
 import comfy_extras.nodes_easycache as easycache
 import torch
+from comfy_execution.utils import CurrentNodeContext
 from graph import (
     BRIDGE,
     DMPQ,
@@ -44,6 +47,75 @@ def off_is_bit_equal() -> bool:
     off = TDC.execute(model, "off").args[0]
     idle = cached(model, threshold=0.0)
     return equal(sample(off), plain) and equal(sample(idle), plain) and equal(sample(model), plain)
+
+
+@check
+def off_is_counted_and_timed() -> list[str]:
+    bad, model = [], load("tiny/", "6-bit")
+    for sampler, evaluations in (("euler", STEPS), ("heun", 2 * STEPS - 1)):
+        off = TDC.execute(model, "off").args[0]
+        sample(off, sampler=sampler)
+        seen, memory = report(off), BRIDGE.settings_of(off).journal.memory
+        if (seen.evaluations, len(seen.seconds_by_evaluation)) != (evaluations, evaluations):
+            bad.append(f"{sampler}: {seen.evaluations} evaluations")
+        if seen.skipped_fraction != 0 or seen.average_activation_bits != 16 or seen.streams != 2:
+            bad.append(f"{sampler}: something was decided")
+    stored = TDC.execute(load(), "off").args[0]
+    sample(stored)
+    full = BRIDGE.settings_of(stored).journal.memory
+    if full.weights_16_bit != memory.weights_16_bit or not memory.weights < full.weights:
+        bad.append(f"{memory} and {full}")
+    return bad
+
+
+@contextmanager
+def a_server(channel: bool = True) -> Iterator[list]:
+    """Stands in for the host's server; what it is told is kept."""
+    told: list = []
+
+    class PromptServer:
+        client_id = "me"
+
+    def send_progress_text(self, text, node_id, sid=None):
+        told.append((text, node_id, sid))
+
+    if channel:
+        PromptServer.send_progress_text = send_progress_text
+    PromptServer.instance = PromptServer()
+    before = sys.modules.get("server")
+    sys.modules["server"] = types.SimpleNamespace(PromptServer=PromptServer)
+    try:
+        yield told
+    finally:
+        if before is None:
+            del sys.modules["server"]
+        else:
+            sys.modules["server"] = before
+
+
+@check
+def text_goes_to_the_node_that_samples() -> list[str]:
+    bad, fast = [], cached(load())
+    quiet = sample(fast)
+    with a_server() as told:
+        if not equal(sample(fast), quiet) or told:
+            bad.append("text where no node executes")
+        with CurrentNodeContext("prompt", "7"):
+            if not equal(sample(fast), quiet):
+                bad.append("text changes the clip")
+    if {(node, client) for _, node, client in told} != {("7", "me")}:
+        bad.append("another node or client")
+    first = f"step 1 of {STEPS} | 0 % of blocks skipped | 16.0 bits | "
+    if not told[0][0].startswith(first) or " s | " not in told[-1][0]:
+        bad.append(f"says {told}")
+    return bad
+
+
+@check
+def a_host_without_the_channel_samples_as_ever() -> bool:
+    fast = cached(load())
+    with a_server(channel=False), CurrentNodeContext("prompt", "7"):
+        return equal(sample(fast), sample(cached(load())))
 
 
 @check
