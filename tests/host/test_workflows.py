@@ -216,7 +216,7 @@ def test_text_and_previews_reach_the_sampler_while_it_samples(host, server: Serv
     first, last = seen["texts"][0][1], seen["texts"][-1][1]
     assert first.startswith("step 1 of 3 | 0 % of blocks skipped | 16.0 bits | ") and first.endswith(" left")
     assert " s | " in last and last.endswith("16.0 bits")
-    assert seen["previews"] == [[16, 16]] * 3
+    assert len(seen["previews"]) == 3 and min(seen["previews"][-1]) > 200  # on a white background
 
 
 def client(server: Server, *arguments: str) -> subprocess.CompletedProcess:

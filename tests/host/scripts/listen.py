@@ -43,7 +43,8 @@ def keep(data: bytes, found: dict) -> None:
         length = struct.unpack(">I", rest[:4])[0]
         found["texts"].append([rest[4 : 4 + length].decode(), rest[4 + length :].decode()])
     elif kind == PREVIEW:
-        found["previews"].append(Image.open(io.BytesIO(rest[4:])).size)
+        image = Image.open(io.BytesIO(rest[4:])).convert("RGB")
+        found["previews"].append(image.getpixel((image.width // 2, 8)))  # above whatever moves
 
 
 print(json.dumps(asyncio.run(listen(ARGUMENTS["port"], ARGUMENTS["prompt"]))))
