@@ -13,13 +13,13 @@ from parts import Bench
 from quality_methods import GPTQ, Solvable
 from sixbit_diffusion.engine.errors import InputError
 from sixbit_diffusion.engine.facts import read_facts
-from sixbit_diffusion.engine.metrics import flicker, psnr
 from sixbit_diffusion.engine.pipeline import TextEmbeds
 from sixbit_diffusion.engine.report import compare_clips
 from sixbit_diffusion.engine.rows import Row
 from sixbit_diffusion.engine.sample import ClipSpec, sample
 from sixbit_diffusion.engine.trajectory import record
 from sixbit_diffusion.engine.transformer import build_transformer
+from sixbit_diffusion.sixbit_core.metrics import flicker, psnr
 
 TRIES = 12  # runs that a solution may take
 
