@@ -37,7 +37,8 @@ from graph import (
     text,
 )
 
-SWAP, BLOCK, PREDICTOR = pack("nodes.swap"), pack("sixbit_core.block"), pack("sixbit_core.predictor")
+SWAP, BLOCK = pack("nodes.swap"), pack("sixbit_core.block")
+PREDICTOR, FITS = pack("sixbit_core.predictor"), pack("sixbit_core.fits")
 
 
 @check
@@ -524,9 +525,9 @@ def interrupting_a_fused_block_leaves_nothing() -> list[str]:
 @check
 def runs_unlike_the_calibration_are_said() -> list[str]:
     model = load("tiny/", "6-bit")
-    blocks, line = BRIDGE.layout_of(model), PREDICTOR.Line(0.0, 0.1, 1.0)
+    blocks, line = BRIDGE.layout_of(model), FITS.Line(0.0, 0.1, 1.0)
     fits = {
-        name: PREDICTOR.LinearFit(line, None, 0.1, 0.05, (0.1,) * 10, blocks.macs(block, kind))
+        name: FITS.LinearFit(line, None, 0.1, 0.05, (0.1,) * 10, blocks.macs(block, kind))
         for name, block, kind in blocks.linear_names()
     }
     said = []
