@@ -7,7 +7,7 @@ from typing import Any
 import comfy.model_management
 import torch
 
-from ..sixbit_core.delta_cache import bytes_needed, bytes_on_gpu, resolve_location
+from ..sixbit_core.delta_cache import bytes_in_host_memory, bytes_needed, bytes_on_gpu, resolve_location
 from .linear import QuantizedLinear
 
 
@@ -38,6 +38,10 @@ class Demand:
     def cache_on_gpu(self, location: str) -> int:
         """Those of them that are on the GPU."""
         return bytes_on_gpu(location, self.tokens, self.width, self.blocks, self.streams, self.dtype)
+
+    def cache_in_host_memory(self, location: str) -> int:
+        """Those that wait in host memory, as they are pinned there."""
+        return bytes_in_host_memory(location, self.tokens, self.width, self.blocks, self.streams, self.dtype)
 
     def place(self, location: str, room: int | None) -> str:
         """Location "auto" settled for a room in bytes; None is a device without memory of its own."""

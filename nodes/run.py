@@ -20,7 +20,7 @@ from ..kernels import tuning
 from ..sixbit_core.config import DeltaCacheConfig
 from ..sixbit_core.layout import Stream
 from ..sixbit_core.predictor import Predictor
-from ..sixbit_core.report import RunMemory
+from ..sixbit_core.report import RunMemory, spelled_bytes
 from ..sixbit_core.run import RunState
 from . import schedule
 from .machine import default_dmpq, path_of
@@ -163,10 +163,22 @@ def _lasting_guards(guards: list) -> list[bool]:
 
 
 def _placed(cache: DeltaCacheConfig | None, demand: Demand, patcher: Any) -> DeltaCacheConfig | None:
-    """The cache's settings with location "auto" settled for the memory at hand."""
+    """The cache's settings with location "auto" settled for the memory at hand.
+
+    Raises:
+        ValueError: residuals would wait in host memory, and there is too little.
+    """
     if cache is None:
         return None
-    return replace(cache, location=demand.place(cache.location, room_for_cache(patcher, demand)))
+    location = demand.place(cache.location, room_for_cache(patcher, demand))
+    needed = demand.cache_in_host_memory(location)
+    free = comfy.model_management.get_free_memory(torch.device("cpu"))
+    if needed > free:
+        raise ValueError(
+            f"Temporal Delta Cache needs {spelled_bytes(needed)} of host memory for this clip and "
+            f"{spelled_bytes(free)} are free; set cache_location to gpu-nvfp4, or make the clip smaller"
+        )
+    return replace(cache, location=location)
 
 
 def prepare_sampling(executor: Any, *args: Any, model_options: dict | None = None, **kwargs: Any) -> Any:

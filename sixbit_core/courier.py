@@ -26,6 +26,11 @@ def slots_ahead(size: int) -> int:
     return min(max(AHEAD_BYTES // max(size, 1), FEWEST_AHEAD), MOST_AHEAD)
 
 
+def pinned_bytes(size: int) -> int:
+    """What PyTorch pins for `size` bytes: the next power of two."""
+    return 1 << max(size - 1, 1).bit_length()
+
+
 def bytes_on_device(size: int) -> int:
     """What a courier of tensors of `size` bytes takes on the device."""
     return (slots_ahead(size) + 1 + OUTGOING) * size
@@ -97,14 +102,13 @@ class Courier:
         old = self._parcels.get(key)
         if old is None or old.host.shape != x.shape or old.host.dtype != x.dtype:
             self.drop(key)
-            host = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
-            old = self._parcels[key] = _Parcel(host, device)
+            old = self._parcels[key] = _Parcel(_host_memory(x), device)
         elif key in self._coming:
             self._recall(key)
         stream = self._of(device).out
         _wait_for_main(device, stream)
         with _on(stream):
-            old.host.copy_(x, non_blocking=True)
+            old.host.copy_(x, non_blocking=stream is not None)
         old.written = slot.free = _mark(stream)
 
     def expect(self, keys: Iterable[Hashable]) -> None:
@@ -123,7 +127,7 @@ class Courier:
             self._begin(key)
         coming = self._coming.pop(key)
         _wait(parcel.device, coming.arrived)
-        self._lent = self._ring(parcel.device, parcel.host.nbytes), coming.slot
+        self._lent = self._ring_of(parcel), coming.slot
         self._start()
         return coming.slot.like(parcel.host)
 
@@ -142,27 +146,27 @@ class Courier:
             key = self._queue[0]
             parcel = self._parcels.get(key)
             if parcel is not None and key not in self._coming:
-                if not self._ring(parcel.device, parcel.host.nbytes).idle:
+                if not self._ring_of(parcel).idle:
                     return
                 self._begin(key)
             self._queue.popleft()
 
     def _begin(self, key: Hashable) -> None:
         parcel = self._parcels[key]
-        slot = self._ring(parcel.device, parcel.host.nbytes).idle.popleft()
+        slot = self._ring_of(parcel).idle.popleft()
         stream = self._of(parcel.device).back
         with _on(stream):
             for event in (slot.free, parcel.written):
                 if stream is not None and event is not None:
                     stream.wait_event(event)
-            slot.like(parcel.host).copy_(parcel.host, non_blocking=True)
+            slot.like(parcel.host).copy_(parcel.host, non_blocking=stream is not None)
         self._coming[key] = _Coming(slot, _mark(stream))
 
     def _make_room(self, parcel: _Parcel) -> None:
         """See to it that a slot of the parcel's size is idle: what was fetched last can be fetched again."""
-        ring = self._ring(parcel.device, parcel.host.nbytes)
+        ring = self._ring_of(parcel)
         if not ring.idle:
-            same = [key for key in self._coming if self._parcels[key].host.nbytes == parcel.host.nbytes]
+            same = [key for key in self._coming if self._ring_of(self._parcels[key]) is ring]
             self._recall(same[-1])
             self._queue.appendleft(same[-1])
 
@@ -171,7 +175,7 @@ class Courier:
         coming, parcel = self._coming.pop(key), self._parcels[key]
         _wait(parcel.device, coming.arrived)
         coming.slot.free = coming.arrived
-        self._ring(parcel.device, parcel.host.nbytes).idle.append(coming.slot)
+        self._ring_of(parcel).idle.append(coming.slot)
 
     def _release(self) -> None:
         """What the last `fetch` gave has been used by all that is queued on the main stream by now."""
@@ -191,6 +195,9 @@ class Courier:
                 _slots(slots_ahead(size) + 1, size, device, streams.back),  # one is lent, the others come
             )
         return ring
+
+    def _ring_of(self, parcel: _Parcel) -> _Ring:
+        return self._ring(parcel.device, parcel.host.nbytes)
 
     def _of(self, device: torch.device) -> _Streams:
         if device not in self._streams:
@@ -212,6 +219,17 @@ def _slots(count: int, size: int, device: torch.device, stream: torch.cuda.Strea
             free = torch.cuda.current_stream(device).record_event()
         slots.append(_Slot(memory, free))
     return slots
+
+
+def _host_memory(x: torch.Tensor) -> torch.Tensor:
+    """Memory for a copy of `x`, pinned for one on a GPU: only then is a copy not waited for."""
+    try:
+        return torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"no host memory for another {pinned_bytes(x.nbytes) / 2**20:.0f} MiB of residuals; put the "
+            "delta cache on the GPU in NVFP4 (gpu-nvfp4), or make the clip smaller"
+        ) from error
 
 
 def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..kernels import apply_delta, block_measures, dequantize_nvfp4, quantize_int8, quantize_nvfp4
-from .courier import Courier, bytes_on_device
+from .courier import Courier, bytes_on_device, pinned_bytes
 from .layout import Stream
 
 Payload = tuple[torch.Tensor, ...]
@@ -99,6 +99,15 @@ def bytes_on_gpu(
     if not CODECS[resolve_location(location)].away:
         return total
     return bytes_on_device(total // (blocks * streams))
+
+
+def bytes_in_host_memory(
+    location: str, tokens: int, width: int, blocks: int, streams: int, dtype: torch.dtype
+) -> int:
+    """Bytes of host memory that a full cache takes, as PyTorch pins them; arguments as `bytes_needed`."""
+    if not CODECS[resolve_location(location)].away:
+        return 0
+    return pinned_bytes(bytes_needed(location, tokens, width, 1, 1, dtype)) * blocks * streams
 
 
 @dataclass

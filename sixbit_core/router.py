@@ -79,14 +79,16 @@ def by_stage(place: Place, tables: RouterTables) -> str:
 
     With N evaluations, P of them protected, the others have b' = (N·bits − 8·P) / (N − P) bits, 4 at least.
     Linears are INT8 in the order of `static` up to b'; the one in which b' falls is so in just as many
-    evaluations, evenly spaced, as make the bits exact.
+    evaluations, evenly spaced, as make the bits exact. N is told by evaluations and progress, so they are
+    exact where sampling begins at its start and progresses evenly.
     """
     intervals = tables.int8_intervals
     if _is_protected(place):
         return "int8"
     evaluations = place.evaluation / place.progress
     protected = math.ceil(PROTECTED * evaluations - 1e-6) + 1
-    room = (evaluations * tables.config.bits - 8 * protected) / (evaluations - protected)
+    others = evaluations - protected
+    room = (evaluations * tables.config.bits - 8 * protected) / others if others > 0 else tables.config.bits
     share = (room - 4.0) / 4.0
     low, high = intervals[linear_name(place.block, place.kind)]
     return "int8" if is_turn(place.evaluation, (share - low) / (high - low)) else "nvfp4"

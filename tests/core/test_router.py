@@ -164,3 +164,12 @@ def test_split_passes_over_what_does_not_fit():
 def test_int8_protect_is_in_16_bits_at_both_ends():
     formats = [ROUTERS["int8-protect"](Place(n, n / 50, 0, "q", None, last=n == 49), None) for n in range(50)]
     assert formats == ["bf16"] * 4 + ["int8"] * 45 + ["bf16"]
+
+
+@pytest.mark.parametrize("first", [9, 10, 19])
+def test_protect_routes_runs_that_begin_in_the_middle(first):
+    formats = {
+        route("protect", 1, "q", evaluation=t, progress=(first + t) / 20, last=first + t == 19)
+        for t in range(20 - first)
+    }
+    assert "int8" in formats and formats <= {"int8", "nvfp4"}

@@ -271,6 +271,20 @@ def the_cache_goes_where_there_is_room() -> list[str]:
 
 
 @check
+def too_little_host_memory_is_said_before() -> list[str]:
+    model, own = load(), comfy.model_management.get_free_memory
+    comfy.model_management.get_free_memory = lambda *args, **kwargs: 1000
+    try:
+        sample(cached(model, cache_location="host"))
+        return ["ran"]
+    except ValueError as error:
+        said = "of host memory for this clip and 0.0 MiB are free; set cache_location to gpu-nvfp4"
+        return [] if said in str(error) else [str(error)]
+    finally:
+        comfy.model_management.get_free_memory = own
+
+
+@check
 def sizes_are_those_of_the_tensors() -> list[str]:
     bad = []
     for weights in ("as stored", "6-bit"):
