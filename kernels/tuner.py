@@ -84,7 +84,7 @@ class Tuner:
         return found
 
     def _recalled(self, key: str, candidates: Sequence[Candidate]) -> Candidate | None:
-        """The candidate that the file names; it is read once, since some keys are asked for at every launch."""
+        """The candidate that the file names. It is read once: unknown keys are asked for at every launch."""
         if self.kept is None:
             self.kept = {} if self.file is None else entries(self.file)
         name = self.kept.get(key)
