@@ -13,9 +13,18 @@ from pathlib import Path
 from typing import Any
 
 
+def entries(file: Path) -> dict[str, Any]:
+    """All that was kept."""
+    try:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}
+
+
 def recall(file: Path, key: str) -> Any:
     """What was kept under `key`; None where there is nothing."""
-    return _read(file).get(key)
+    return entries(file).get(key)
 
 
 def keep(file: Path, key: str, value: Any) -> None:
@@ -23,22 +32,14 @@ def keep(file: Path, key: str, value: Any) -> None:
 
     Of two processes that write at the same moment the later one wins; the other's key is lost, not torn.
     """
-    entries = {**_read(file), key: value}
+    kept = {**entries(file), key: value}
     written = None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, written = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".part")
         with os.fdopen(handle, "w", encoding="utf-8") as target:
-            json.dump(entries, target, indent=1, sort_keys=True)
+            json.dump(kept, target, indent=1, sort_keys=True)
         os.replace(written, file)
     except OSError:
         if written is not None:
             Path(written).unlink(missing_ok=True)
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        entries = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return entries if isinstance(entries, dict) else {}

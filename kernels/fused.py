@@ -176,8 +176,12 @@ def check_gelu(x: torch.Tensor, block: int, out: tuple[torch.Tensor, torch.Tenso
     """What `gelu_int8` and its twins refuse."""
     check_float("gelu_int8", x, ndim=3)
     check_block("gelu_int8", x.shape[2], block)
+    if out is None:
+        return
+    if len(out) != 2:
+        raise ValueError(f"gelu_int8 needs out as two tensors, q and its scale, got {len(out)}")
     rows = x.shape[0] * x.shape[1]
-    for place, dtype, width in zip(out or (), (torch.int8, torch.float32), (x.shape[2], 1), strict=False):
+    for place, dtype, width in zip(out, (torch.int8, torch.float32), (x.shape[2], 1), strict=True):
         if place.dtype != dtype or place.shape != (rows, width) or not place.is_contiguous():
             raise ValueError(
                 f"gelu_int8 needs out as contiguous {dtype} {(rows, width)}, got {describe(place)}"

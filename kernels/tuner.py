@@ -3,7 +3,7 @@
 Candidates differ in speed alone: each gives the same bits, so that no result depends on what was chosen, and
 a second run equals a first. The first candidate is the table's, and serves whenever nothing may be timed:
 outside `tuning`, on the CPU, while a graph is captured or compiled, once the seconds of this process are
-spent. What was found is kept on disk, per GPU, Triton, kernel and shape.
+spent. What was found is kept on disk, per GPU, Triton, kernel, shape and the table's candidate.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-from .disk_cache import keep, recall
+from .disk_cache import entries, keep
 
 BUDGET = 20.0  # seconds a process spends on tuning, compiling included
 REPEATS = 3
@@ -52,6 +52,7 @@ class Tuner:
         budget: seconds to spend in all.
         time_ms: of a launch. `clock`: in seconds.
         spent, longest: seconds so far, and those of the slowest candidate.
+        choices: what this process chose. `kept`: what the file held when it was first asked.
     """
 
     file: Path | None
@@ -61,7 +62,8 @@ class Tuner:
     clock: Callable[[], float] = time.monotonic
     spent: float = 0.0
     longest: float = 0.0
-    choices: dict[str, object] = field(default_factory=dict)
+    choices: dict[str, Any] = field(default_factory=dict)
+    kept: dict[str, Any] | None = None
 
     def seconds_left(self) -> float:
         """What of the budget is not spent."""
@@ -71,14 +73,24 @@ class Tuner:
         self, key: str, candidates: Sequence[Candidate], launch: Launch, may_time: bool, show: Show
     ) -> Candidate:
         """The fastest candidate for `key`, as far as it is known or may be found out now."""
-        if key not in self.choices:
-            names = {repr(candidate): candidate for candidate in candidates}
-            kept = None if self.file is None else names.get(recall(self.file, key))
-            if kept is not None:
-                self.choices[key] = kept
-            elif may_time and self.spent < self.budget:
-                self.choices[key] = self._time(key, candidates, launch, show)
-        return self.choices.get(key, candidates[0])
+        found = self.choices.get(key)
+        if found not in candidates:
+            found = self._recalled(key, candidates)
+            if found is None and may_time and self.spent < self.budget:
+                found = self._time(key, candidates, launch, show)
+            if found is None:
+                return candidates[0]
+            self.choices[key] = found
+        return found
+
+    def _recalled(self, key: str, candidates: Sequence[Candidate]) -> Candidate | None:
+        """The candidate that the file names. It is read once: unknown keys are asked for at every launch."""
+        if self.kept is None:
+            self.kept = {} if self.file is None else entries(self.file)
+        name = self.kept.get(key)
+        if not isinstance(name, str):
+            return None
+        return next((candidate for candidate in candidates if repr(candidate) == name), None)
 
     def _time(self, key: str, candidates: Sequence[Candidate], launch: Launch, show: Show) -> Candidate:
         """Time the candidates, as many as there are seconds for; only a full comparison goes to disk."""
@@ -138,8 +150,8 @@ def fastest(
     """The candidate to launch.
 
     Args:
-        kernel: name and types of what is launched; with `shape`, what a choice holds for. The first size is
-            a number of rows, of which only the power of two counts.
+        kernel: name and types of what is launched; with `shape`, the GPU and the table's candidate, what a
+            choice holds for. The first size is a number of rows, of which only the power of two counts.
         candidates: of one kind, told apart by their repr; the table's first.
         launch: runs one on the real operands; running it again changes nothing.
         x: an operand, which tells the GPU.
@@ -148,8 +160,10 @@ def fastest(
         return candidates[0]
     tuner, show = _active[-1]
     rows, *rest = shape
-    key = f"{kernel} {'x'.join(str(size) for size in (1 << (rows - 1).bit_length(), *rest))}, {_gpu(x)}"
-    return tuner.choose(key, candidates, launch, _may_time(x), show)
+    sizes = "x".join(str(size) for size in (1 << (rows - 1).bit_length(), *rest))
+    key = f"{kernel} {sizes}, {_gpu(x)}, from {candidates[0]}"
+    with torch.cuda.device_of(x):  # whose stream is timed
+        return tuner.choose(key, candidates, launch, _may_time(x), show)
 
 
 def _may_time(x: torch.Tensor) -> bool:

@@ -163,6 +163,8 @@ def test_gelu_into_given_tensors(device, make, backend):
     assert not whole[0][:3].any() and not whole[0][13:].any()
     with pytest.raises(ValueError, match=r"gelu_int8 needs out as contiguous torch.int8 \(10, 256\), got"):
         gelu_int8(x, 64, out=whole)
+    with use_backend(backend), pytest.raises(ValueError, match="two tensors, q and its scale, got 1"):
+        gelu_int8(x, 64, out=(whole[0][3:13],))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

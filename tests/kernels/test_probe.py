@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
+import socket
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -49,9 +53,29 @@ def test_what_it_says_is_read(code, found):
     assert probe.ask([sys.executable, "-c", code]) == found
 
 
-def test_one_that_hangs_is_ended():
-    sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
-    assert probe.ask(sleeper, seconds=0.2) == "a first kernel did not finish in 0.2 s"
+@pytest.fixture
+def grandchild():
+    """Code that starts a process, which inherits its output, dials a listener and stays; and the listener."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(30)
+        inner = f"import socket; socket.create_connection({listener.getsockname()}).recv(1)"
+        yield f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {inner!r}])", listener
+
+
+def test_a_compiler_that_stays_does_not_keep_the_verdict(grandchild):
+    code, listener = grandchild
+    assert probe.ask([sys.executable, "-c", f"{code}; print('verdict:')"], seconds=20) == ""
+    listener.accept()[0].close()
+
+
+def test_one_that_hangs_is_ended_with_what_it_started(grandchild):
+    code, listener = grandchild
+    with pytest.raises(subprocess.TimeoutExpired):
+        probe.ask([sys.executable, "-c", f"{code}; import time; time.sleep(60)"], seconds=4)
+    line, _ = listener.accept()
+    line.settimeout(30)
+    with suppress(ConnectionResetError), line:
+        assert line.recv(1) == b""  # nobody holds its other end
 
 
 def test_a_python_that_does_not_start_tells_nothing(tmp_path):
@@ -64,10 +88,12 @@ def asked(monkeypatch):
 
     class Asked:
         says: str | None = ""
-        times = 0
+        times, late = 0, False
 
-    def ask(command: list[str], seconds: float = 0) -> str | None:
+    def ask(command: list[str], seconds: float = 7) -> str | None:
         Asked.times += 1
+        if Asked.late:
+            raise subprocess.TimeoutExpired(command, seconds)
         return Asked.says
 
     monkeypatch.setattr(probe, "ask", ask)
@@ -86,13 +112,31 @@ def test_a_verdict_is_kept_until_something_changes(asked, tmp_path, monkeypatch,
     probe.verdict(0, "3.9.1", file)
     monkeypatch.setattr(probe.shutil, "which", lambda name: None)  # a compiler that is gone
     probe.verdict(0, "3.9.1", file)
-    assert asked.times == 3 and len(json.loads(file.read_text())) == 3
+    monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: 13000, raising=False)
+    probe.verdict(0, "3.9.1", file)
+    assert asked.times == 4 and len(json.loads(file.read_text())) == 4
 
 
 def test_no_verdict_is_not_kept(asked, tmp_path):
     asked.says = None
     assert [probe.verdict(0, "3.9.0", tmp_path / "probe.json") for _ in range(2)] == [None, None]
     assert asked.times == 2 and not (tmp_path / "probe.json").exists()
+
+
+def test_slowness_is_told_and_not_kept(asked, tmp_path):
+    asked.late, file = True, tmp_path / "probe.json"
+    late = "a first kernel did not finish in 7 s (the next start tries again)"
+    assert [probe.verdict(0, "3.9.0", file) for _ in range(2)] == [late] * 2
+    assert asked.times == 2 and not file.exists()
+
+
+def test_a_line_is_said_before_it_is_asked(asked, tmp_path, caplog, monkeypatch):
+    said = []
+    monkeypatch.setattr(probe, "ask", lambda command: said.extend(caplog.messages) or "")
+    for _ in range(2):
+        probe.verdict(0, "3.9.0", tmp_path / "probe.json")
+    assert said == caplog.messages and len(said) == 1 and "up to 120 s" in said[0]
+    assert caplog.records[0].levelno == logging.WARNING
 
 
 def test_a_verdict_turns_triton_off(monkeypatch):

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sixbit_diffusion.kernels import gelu_int8, norm_modulate_int8, quantize_int8, tuner, use_backend
+from sixbit_diffusion.kernels import (
+    disk_cache,
+    gelu_int8,
+    hadamard_quantize_int8,
+    norm_modulate_int8,
+    quantize_int8,
+    tuner,
+    use_backend,
+)
 from sixbit_diffusion.kernels.tuner import Tuner, fastest
 
 CANDIDATES = ("table", "quick", "slow")
@@ -56,9 +64,21 @@ def test_the_fastest_is_found_once_and_shown(tmp_path):
 
 def test_a_choice_that_is_no_candidate_any_more_is_made_anew(tmp_path):
     file = tmp_path / "tuning.json"
-    tuner.keep(file, "product 8x16", repr("gone"))
-    bench = Bench()
-    assert bench.choose(bench.tuner(file)) == "quick" and bench.launched
+    for gone in (repr("gone"), ["a list"], {}, None):
+        disk_cache.keep(file, "product 8x16", gone)
+        bench = Bench()
+        assert bench.choose(bench.tuner(file)) == "quick" and bench.launched
+    tuner = bench.tuner()
+    tuner.choices["product 8x16"] = "gone"
+    assert bench.choose(tuner) == "quick"
+
+
+def test_the_file_is_read_once(tmp_path, monkeypatch):
+    bench, reads = Bench(), []
+    monkeypatch.setattr(tuner, "entries", lambda file: reads.append(file) or {})
+    spent = bench.tuner(tmp_path / "tuning.json", budget=0)
+    assert [bench.choose(spent, f"product 8x{n}") for n in (16, 16, 32)] == ["table"] * 3
+    assert len(reads) == 1
 
 
 def test_what_this_gpu_cannot_launch_is_passed_over():
@@ -102,6 +122,42 @@ def test_off_on_the_cpu_and_in_a_graph(monkeypatch):
         assert pick(8) == "quick" and len(bench.launched) == 3  # 5 to 8 rows are one class
         assert pick(9) == "quick" and len(bench.launched) == 6
     assert pick() == "table"
+
+
+def test_the_device_of_an_operand_is_current_while_it_is_timed(monkeypatch):
+    class OnSecondGPU:
+        is_cuda, device, get_device = True, torch.device("cuda:1"), lambda self: 1
+
+    current, seen = [0], []
+    monkeypatch.setattr(torch.cuda.device, "__enter__", lambda self: current.append(self.idx))
+    monkeypatch.setattr(torch.cuda.device, "__exit__", lambda self, *_: current.pop() and None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: seen.append(current[-1]))
+    monkeypatch.setattr(tuner, "_gpu", lambda x: "GPU")
+    timer = Tuner(None, time_ms=lambda launch: seen.append(current[-1]) or 1.0)
+    with tuner.tuning(True, tuner=timer):
+        fastest("product", (8, 16), CANDIDATES, print, OnSecondGPU())
+    assert seen == [1] * 4 and current == [0]
+
+
+def test_kernels_that_differ_in_their_tiles_do_not_share_a_choice(monkeypatch, device, make):
+    rows = pytest.importorskip("sixbit_diffusion.kernels.rows_triton")
+    monkeypatch.setattr(rows, "capability_of", lambda x: (8, 9))
+    monkeypatch.setattr(tuner, "_may_time", lambda x: True)
+    x = make(3, 3072, dtype=torch.bfloat16, device=device)
+    launched, chosen = [], Tuner(None, time_ms=lambda launch: 1.0)
+
+    def record(name, shape, candidates, launch, x):
+        tile = fastest(name, shape, candidates, launch, x)
+        launched.append((tile, candidates))
+        return tile
+
+    monkeypatch.setattr(rows, "fastest", record)
+    with tuner.tuning(True, tuner=chosen), use_backend("triton"):
+        for _ in range(2):
+            quantize_int8(x)
+            hadamard_quantize_int8(x, 128)
+    assert all(tile in candidates for tile, candidates in launched)
+    assert len(chosen.choices) == 2  # or each would time the other's away
 
 
 def test_graphs_and_compilers_stop_it(monkeypatch):
@@ -189,7 +245,7 @@ def test_on_a_gpu_tiles_are_timed_and_kept(monkeypatch, tmp_path, make):
         assert torch.equal(gemm.scaled_gemm(*given), expected)
     ((key, choice),) = found.choices.items()
     assert "4096x2048x1024" in key and [line[1:] for line in lines] == [(n, 3) for n in (1, 2, 3)]
-    assert tuner.recall(file, key) == repr(choice) and 0 < found.spent < 60
+    assert disk_cache.recall(file, key) == repr(choice) and 0 < found.spent < 60
 
 
 def test_a_measured_table_is_not_timed():
