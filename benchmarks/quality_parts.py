@@ -26,7 +26,7 @@ from sixbit_diffusion.sixbit_core.predictor import load_predictor
 from twins import write_twin
 
 OUR_ROUTER, OUR_SKIP, WHOLE = "gamma", "error-budget", "whole"  # what ships as the default
-VALUES = ("psnr_db", "ssim", "flicker", "error", "own_psnr_db", "cost", "seconds")
+VALUES = ("psnr_db", "ssim", "flicker", "error", "own_psnr_db", "cost")
 VALUES += ("average_activation_bits", "effective_activation_bits", "skipped_fraction")
 FULL = "full"
 Rows = Sequence[Mapping[str, Row]]
