@@ -21,10 +21,11 @@ from sixbit_diffusion.engine.prompts import Prompt
 from sixbit_diffusion.engine.rows import Row, RowStore, digest, mine, run_workers
 from sixbit_diffusion.engine.sample import ClipSpec
 from sixbit_diffusion.engine.settings import Choice, RunSettings, settle
+from sixbit_diffusion.sixbit_core.predictor import Predictor
 
 BALANCED = Choice(precision="dmpq", preset="balanced")
 FIXED = {name: Choice(precision=name, cache="off") for name in ("w4a16", "w4a8", "w4a4")}
-Bars = dict[str, float]
+Bars = dict[str, float | None]  # None: the bar of an earlier run does not hold any more
 
 
 @dataclass(frozen=True)
@@ -102,13 +103,12 @@ def run_part(given: Namespace, job: Job) -> None:
     part = job.part
     facts, machine = read_facts(given.model), find_machine(given.device)
     shard = None if given.shard is None else tuple(int(n) for n in given.shard.split("/"))
-    predictor = settle(with_predictor(BALANCED, given), facts, machine).predictor
+    predictor = _predictor(given, facts, machine)
     how = {"machine": f"{machine.device.type}: {machine.name}", "versions": versions()}
     what = {
         "part": job.name,
         "choices": digest(part.identity),
-        "fingerprint": facts.checkpoint.fingerprint,
-        "predictor": None if predictor is None else digest(predictor.to_json()),
+        **_tied_to(facts, predictor),
         "captions": digest(*(prompt.text for prompt in job.prompts)),
         "count": len(part.groups),
         "steps": given.steps,
@@ -146,7 +146,8 @@ def run_part(given: Namespace, job: Job) -> None:
         for unit, row in units.items()
     ]
     date = datetime.date.today().isoformat()
-    _write(given.out, job, (bars, summary), rows, {**how, "command": job.command, "date": date})
+    how |= {"command": job.command, "date": date}
+    _write(given.out, job, (bars, {"of": _tied_to(facts, predictor), "summary": summary}), rows, how)
     store.clear()
 
 
@@ -154,6 +155,12 @@ def read_results(out: Path) -> Row:
     """What stands in a results file, with no bars, rows and parts where there is none."""
     empty: Row = {"bars": [], "rows": [], "parts": {}}
     return json.loads(out.read_text(encoding="utf-8")) if out.exists() else empty
+
+
+def tied_to(given: Namespace) -> Row:
+    """Fingerprint of the model and digest of its predictor, as results name them in `of`."""
+    facts = read_facts(given.model)
+    return _tied_to(facts, _predictor(given, facts, find_machine(given.device)))
 
 
 def with_predictor(choice: Choice, given: Namespace) -> Choice:
@@ -182,23 +189,36 @@ def paired(rows: Sequence[Mapping[str, Row]], a: str, b: str, what: str = "psnr_
     return interval([row[a][what] - row[b][what] for row in rows])
 
 
+def _predictor(given: Namespace, facts: ModelFacts, machine: Machine) -> Predictor | None:
+    return settle(with_predictor(BALANCED, given), facts, machine).predictor
+
+
+def _tied_to(facts: ModelFacts, predictor: Predictor | None) -> Row:
+    return {
+        "fingerprint": facts.checkpoint.fingerprint,
+        "predictor": None if predictor is None else digest(predictor.to_json()),
+    }
+
+
 def _key(group: str, unit: str) -> str:
     return f"{group}/{unit}" if unit else group
 
 
 def _write(out: Path, job: Job, concluded: tuple[Bars, Row], rows: list[Row], how: Row) -> None:
     """Put a part's bars, rows and summary in place of those of an earlier run of it."""
-    bars, summary = concluded
+    bars, told = concluded
     old = read_results(out)
     new_ids = {f"{job.prefix}.{key}" for key in bars}
     kept_rows = [row for row in old["rows"] if row["part"] != job.name]
-    new_bars = [{"id": f"{job.prefix}.{key}", "value": value} for key, value in bars.items()]
+    new_bars = [
+        {"id": f"{job.prefix}.{key}", "value": value} for key, value in bars.items() if value is not None
+    ]
     kept_bars = [bar for bar in old["bars"] if bar["id"] not in new_ids]
     result = {
         **how,
         "bars": sorted([*kept_bars, *new_bars], key=lambda bar: bar["id"]),
         "rows": [*kept_rows, *rows],
-        "parts": {**old["parts"], job.name: {**how, "summary": summary}},
+        "parts": {**old["parts"], job.name: {**how, **told}},
     }
     write_json(out, result)
-    print(f"\n{json.dumps({'bars': new_bars, 'summary': summary}, indent=1)}")
+    print(f"\n{json.dumps({'bars': new_bars, 'summary': told['summary']}, indent=1)}")

@@ -24,6 +24,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PUBLISHED = ROOT / "benchmarks" / "results" / "quality.json"
+FOLLOWED, MODEL = 16, "reference"
 PROMPTS = {
     "calibrate": 4,
     "solve-routers": 4,
@@ -52,17 +54,26 @@ def main() -> int:
     parser.add_argument("--bits", type=float, default=6.0, help="asked-for average activation bits")
     parser.add_argument("--share", type=float, default=0.3, help="share of block evaluations to skip")
     parser.add_argument("--prompts", type=int, help="fewer than the bars ask for, to try it out")
-    parser.add_argument("--followed", type=int, default=16, help="prompts that have a trajectory error too")
-    parser.add_argument("--model", default="reference", help="reference, or a pipeline folder like it")
+    parser.add_argument(
+        "--followed", type=int, default=FOLLOWED, help="prompts that have a trajectory error too"
+    )
+    parser.add_argument("--model", default=MODEL, help="reference, or a pipeline folder like it")
     parser.add_argument(
         "--work", type=Path, default=ROOT / "out" / "quality", help="what parts make for parts"
     )
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--workers", type=int, default=1, help="processes that share the work, and the GPUs")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "quality.json")
+    parser.add_argument("--out", type=Path, default=PUBLISHED)
     parser.add_argument("--shard", help=argparse.SUPPRESS)
     given = parser.parse_args()
     given.prompts = given.prompts or PROMPTS[given.part]
+    asked, usual = (given.prompts, given.followed, given.model), (PROMPTS[given.part], FOLLOWED, MODEL)
+    given.trial = asked != usual  # here, since a twin takes the model's place later
+    if given.trial and given.part != "calibrate" and given.out.resolve() == PUBLISHED.resolve():
+        parser.error(
+            "--prompts, --followed and --model as given would put a trial in place of published rows; "
+            "give it an --out of its own"
+        )
     runpy.run_path(str(ROOT / "reference" / "launch.py"))["register_root"](ROOT)
     from quality_parts import run  # beside this file; it needs the checkout to be importable
 

@@ -6,6 +6,7 @@ gptq.safetensors     its weights, rounded by them
 teacache.json        TeaCache's polynomial, fitted to one full-precision run
 """
 
+import hashlib
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,8 +21,10 @@ from sixbit_diffusion.engine.sample import ClipSpec
 from sixbit_diffusion.engine.trajectory import record
 from sixbit_diffusion.engine.transformer import FULL
 from sixbit_diffusion.sixbit_core.quantize import QuantizeConfig, quantize_checkpoint
-from sixbit_diffusion.sixbit_core.sample_inputs import SampleInputs
+from sixbit_diffusion.sixbit_core.sample_inputs import FILE_NAME, SampleInputs
 from step_caches import fit_teacache
+
+GPTQ_FILE, TEACACHE_FILE = "gptq.safetensors", "teacache.json"
 
 
 def calibrate_model(given: Namespace, prompts: Sequence[Prompt]) -> None:
@@ -38,7 +41,7 @@ def calibrate_model(given: Namespace, prompts: Sequence[Prompt]) -> None:
     model = load_model(given.model, None, FULL, machine, facts=facts)
     clip = ClipSpec(prompts[0].text, facts.size, facts.frames, steps=given.steps, seed=0)
     coefficients = fit_teacache(model.use(FULL), [record(model, clip)])
-    write_json(given.work / "teacache.json", coefficients)
+    write_json(given.work / TEACACHE_FILE, coefficients)
     del model
     request = CalibrateRequest(
         given.model,
@@ -53,7 +56,18 @@ def calibrate_model(given: Namespace, prompts: Sequence[Prompt]) -> None:
     source = reference_folder() if given.model == REFERENCE else Path(given.model)
     config = QuantizeConfig(method="gptq", calibrated=True, force=True)
     inputs = SampleInputs(given.work, facts.checkpoint)
-    made = quantize_checkpoint(
-        source, given.work / "gptq.safetensors", config, inputs=inputs, device=machine.device
-    )
+    made = quantize_checkpoint(source, given.work / GPTQ_FILE, config, inputs=inputs, device=machine.device)
     print(f"{made.target}: {made.layers} layers in {made.seconds:.0f} s", flush=True)
+
+
+def digest_files(work: Path) -> str:
+    """Equal for equal files of a calibration, the predictor aside; those that are not there do not count."""
+    found = {}
+    for name in (GPTQ_FILE, FILE_NAME, TEACACHE_FILE):
+        if (work / name).is_file():
+            digest = hashlib.sha256()
+            with (work / name).open("rb") as file:
+                while chunk := file.read(1 << 20):
+                    digest.update(chunk)
+            found[name] = digest.hexdigest()
+    return repr(found)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from methods import Method, Ours
 from parts import Bench
+from quality_calibrate import GPTQ_FILE
 from quality_methods import GPTQ, Solvable
 from sixbit_diffusion.engine.errors import InputError
 from sixbit_diffusion.engine.facts import read_facts
@@ -102,7 +103,7 @@ def needed(path: Path) -> Path:
 def _prepare(bench: Bench, method: Method) -> None:
     """Load the GPTQ weights that calibration made, where the method runs by them."""
     if isinstance(method, Ours) and method.weights == GPTQ and GPTQ not in bench.model.transformers:
-        facts = read_facts(str(needed(bench.given.work / "gptq.safetensors")), bench.facts.folder)
+        facts = read_facts(str(needed(bench.given.work / GPTQ_FILE)), bench.facts.folder)
         built = build_transformer(facts, GPTQ, bench.model.device, bench.model.dtype)
         bench.model.transformers[GPTQ] = built
 

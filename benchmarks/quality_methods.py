@@ -84,7 +84,7 @@ def to_solve_skips(share: float, coefficients: list[float]) -> dict[str, Solvabl
     makers |= {f"w4a8 {name}": partial(_cached, name, True) for name in CACHED}
     makers["w4a8 error-budget without pdr"] = partial(_cached, "error-budget", False)
     return {
-        name: Solvable(make, "skipped_fraction", share, LOWEST, HIGHEST, True)
+        name: Solvable(make, "skipped_fraction", share, LOWEST, HIGHEST, True, tolerance=0.003)
         for name, make in makers.items()
     }
 

@@ -4,12 +4,13 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import quality_methods as table
 from methods import Method
-from parts import Bars, Bench, Job, Part, interval, means, paired, read_results, run_part
-from quality_calibrate import calibrate_model
+from parts import Bars, Bench, Job, Part, interval, means, paired, read_results, run_part, tied_to
+from quality_calibrate import TEACACHE_FILE, calibrate_model, digest_files
 from quality_measure import Sampled, frames_of, needed, solve
 from quality_methods import Solvable
 from reference_parts import conclude_accuracy
@@ -26,9 +27,14 @@ from sixbit_diffusion.sixbit_core.predictor import load_predictor
 from twins import write_twin
 
 OUR_ROUTER, OUR_SKIP, WHOLE = "gamma", "error-budget", "whole"  # what ships as the default
-VALUES = ("psnr_db", "ssim", "flicker", "error", "own_psnr_db", "cost", "seconds")
+VALUES = ("psnr_db", "ssim", "flicker", "error", "own_psnr_db", "cost")
 VALUES += ("average_activation_bits", "effective_activation_bits", "skipped_fraction")
 FULL = "full"
+EQUAL = {  # part -> what its bars take to be equal, and of which methods
+    "routers": ("average_activation_bits", (OUR_ROUTER, "random", "static")),
+    "skips": ("skipped_fraction", (OUR_SKIP, "random", table.FEWER, table.EASY, table.TEA)),
+}
+UNEQUAL = 0.02  # bits, or share: a greater difference is not equal
 Rows = Sequence[Mapping[str, Row]]
 Conclude = Callable[[Rows], Bars]
 
@@ -53,10 +59,9 @@ def run(given: Namespace, program: Sequence[str], command: str) -> int:
             return 0
         found = given.work / "predictor.json"
         given.predictor = found if found.is_file() else None
-        run_part(
-            given,
-            Job(_name(given, given.part), "quality", PARTS[given.part](given), prompts, program, command),
-        )
+        part = PARTS[given.part](given)
+        part = replace(part, identity=part.identity + digest_files(given.work))
+        run_part(given, Job(_name(given, given.part), "quality", part, prompts, program, command))
     except (InputError, CheckpointError) as error:
         print(f"quality: {error}", file=sys.stderr)
         return 2
@@ -69,7 +74,14 @@ def _sampled(given: Namespace, methods: Sequence[Method], conclude: Conclude) ->
     identity = repr((sorted(method.identity for method in methods), given.followed))
 
     def whole(rows: Rows) -> tuple[Bars, Row]:
-        return (conclude(rows) if _published(given) else {}), means(rows, list(by_name), VALUES)
+        summary = means(rows, list(by_name), VALUES)
+        if not _published(given):
+            return {}, summary
+        bars, unequal = conclude(rows), _unequal(given.part, rows)
+        if unequal is None:
+            return bars, summary
+        print(f"\nquality: no bars for {given.part}, {unequal}", file=sys.stderr)
+        return dict.fromkeys(bars), {**summary, "no bars": unequal}
 
     return Part(_numbers(given), list(by_name), part.measure, whole, identity)
 
@@ -138,6 +150,18 @@ def _skips(rows: Rows) -> Bars:
     }
 
 
+def _unequal(part: str, rows: Rows) -> str | None:
+    """Which of the methods that the bars compare are furthest apart, where that is too far."""
+    what, names = EQUAL.get(part, ("", ()))
+    found = {name: sum(row[name][what] for row in rows) / len(rows) for name in names}
+    if not found:
+        return None
+    low, high = min(found, key=found.__getitem__), max(found, key=found.__getitem__)
+    if round(found[high] - found[low], 6) <= UNEQUAL:
+        return None
+    return f"{what} is {found[low]:.3f} of {low} but {found[high]:.3f} of {high}, more than {UNEQUAL} apart"
+
+
 def _error(rows: Rows, name: str) -> float:
     return interval([row[name]["error"] for row in rows if row[name].get("error") is not None])["mean"]
 
@@ -184,7 +208,8 @@ def _name(given: Namespace, part: str) -> str:
 
 def _published(given: Namespace) -> bool:
     """Whether it is the set-up that the bars are defined on."""
-    return (given.twin, given.steps, given.bits, given.share) == (1, 50, 6.0, 0.3)
+    level = (given.twin, given.steps, given.bits, given.share)
+    return not given.trial and level == (1, 50, 6.0, 0.3)
 
 
 def _numbers(given: Namespace) -> list[str]:
@@ -196,8 +221,10 @@ def _solved(given: Namespace, part: str) -> dict[str, float]:
     found = read_results(given.out)["parts"].get(name)
     if found is None:
         raise InputError(f"{given.out} has no {name}; run --part {part} with the same options first")
+    if found.get("of") != tied_to(given):
+        raise InputError(f"{name} in {given.out} is of another model or predictor; run --part {part} again")
     return {method: row["value"] for method, row in found["summary"].items() if "value" in row}
 
 
 def _teacache(given: Namespace) -> list[float]:
-    return json.loads(needed(given.work / "teacache.json").read_text(encoding="utf-8"))
+    return json.loads(needed(given.work / TEACACHE_FILE).read_text(encoding="utf-8"))

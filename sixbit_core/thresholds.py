@@ -39,7 +39,7 @@ def solve_theta(
     Args:
         run_once: threshold -> average activation bits of a run, falling in the threshold.
         target: asked-for bits.
-        theta_of_bits: open-loop bits (4 to 8) -> threshold, see `open_loop_theta`.
+        theta_of_bits: open-loop bits (4 to 8) -> threshold.
         tolerance: of the average bits.
         max_runs: runs to spend at most.
     """
@@ -106,13 +106,6 @@ def solve_thetas(
         )
         theta.setdefault(str(config.bits), {})[theta_key(config, cache_on)] = solution.theta
     return replace(predictor, theta=theta)
-
-
-def open_loop_theta(
-    records: Sequence[LinearRecord], predictor: Predictor, bits: float, config: DMPQConfig
-) -> float:
-    """The threshold that would give `bits` if the calibration runs' Γ came again; always finite."""
-    return _split_at(_predicted(records, predictor, config), bits)
 
 
 def _predicted(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from sixbit_diffusion.engine.errors import InputError
 from sixbit_diffusion.engine.machine import find_machine
 from sixbit_diffusion.engine.pipeline import load_model
 from sixbit_diffusion.engine.sample import ClipSpec
@@ -18,7 +19,7 @@ from sixbit_diffusion.sixbit_core.layout import BlockLayout
 from sixbit_diffusion.sixbit_core.run import RunState
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = ("parts", "cost", "methods", "rivals", "step_caches", "twins", "reference_parts")
+MODULES = ("quality", "parts", "cost", "methods", "rivals", "step_caches", "twins", "reference_parts")
 MODULES += ("quality_calibrate", "quality_measure", "quality_methods", "quality_parts", "quality_picture")
 X = torch.randn(40, 48, generator=torch.Generator().manual_seed(0)) * torch.logspace(-1, 1, 48)
 W = torch.randn(32, 48, generator=torch.Generator().manual_seed(1))
@@ -249,6 +250,7 @@ def test_skip_methods_share_names_with_what_is_solved():
     names = [m.name for m in (*table.skip_methods(0.3, solved, [1.0]), *table.cached_methods(solved))]
     assert set(solvables) | {table.FEWER, "w4a8"} == set(names) and len(names) == len(set(names))
     assert all(one.make(0.2).name == name for name, one in solvables.items())
+    assert all(one.tolerance <= 0.003 for one in solvables.values())
     assert len({m.identity for m in table.skip_methods(0.3, solved, [1.0])}) == len(table.SKIPS) + 3
 
 
@@ -294,3 +296,118 @@ def test_rows_are_kept_by_method(tiny_folder, tmp_path, capsys, monkeypatch):
     results["rows"] = [{**row, "cost": 0.5} for row in results["rows"]]
     found = curves(results, 1, 2)
     assert found["a"][0][:2] == (0.5, 1.5) and curves(results, 1, 25) == {} == curves(results, 8, 2)
+
+
+def asked_for(monkeypatch, *options):
+    """What `quality.py` makes of a command line."""
+    import quality
+    import quality_parts
+
+    found = []
+    monkeypatch.setattr(quality_parts, "run", lambda given, *rest: found.append(given) or 0)
+    monkeypatch.setattr(sys, "argv", ["quality.py", *options])
+    assert quality.main() == 0
+    return found[0], quality_parts._published(found[0])
+
+
+@pytest.mark.parametrize("option", [("--prompts", "8"), ("--followed", "4"), ("--model", "other")])
+def test_a_trial_leaves_what_is_published_alone(option, monkeypatch, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        asked_for(monkeypatch, "--part", "weights", *option)
+    assert "an --out of its own" in capsys.readouterr().err
+    _given, published = asked_for(
+        monkeypatch, "--part", "weights", *option, "--out", str(tmp_path / "r.json")
+    )
+    assert not published
+
+
+def test_the_usual_set_up_is_published(monkeypatch):
+    assert asked_for(monkeypatch, "--part", "weights", "--prompts", "64")[1]
+    for other in (("--twin", "8"), ("--steps", "25"), ("--bits", "5"), ("--share", "0.2")):
+        assert not asked_for(monkeypatch, "--part", "weights", *other)[1]
+
+
+@pytest.mark.parametrize(
+    ("part", "what"), [("routers", "average_activation_bits"), ("skips", "skipped_fraction")]
+)
+def test_bars_want_equal_bits_and_shares(part, what, monkeypatch, capsys):
+    import quality_methods as table
+    import quality_parts
+
+    given, published = asked_for(monkeypatch, "--part", part)
+    assert published
+    methods, conclude = {
+        "routers": (
+            table.router_methods(6.0, dict.fromkeys(table.SOLVED_ROUTERS, 0.1)),
+            quality_parts._routers,
+        ),
+        "skips": (
+            table.skip_methods(0.3, dict.fromkeys(table.to_solve_skips(0.3, []), 0.1), []),
+            quality_parts._skips,
+        ),
+    }[part]
+    whole = quality_parts._sampled(given, methods, conclude).conclude
+
+    def rows(**at):
+        return [
+            {
+                m.name: {"psnr_db": 30.0, "error": 0.1, "seconds": 1.0, what: at.get(m.name, 0.3) + d}
+                for m in methods
+            }
+            for d in (-0.1, 0.1)
+        ]
+
+    bars, summary = whole(rows(random=0.319))  # equal enough, and equal in the mean only
+    assert len(bars) > 1 and None not in bars.values() and "seconds" not in summary["random"]
+    refused, summary = whole(rows(random=0.321))
+    assert refused == dict.fromkeys(bars) and summary["random"][what]["mean"] == pytest.approx(0.321)
+    said = capsys.readouterr().err.strip()
+    assert said.count("\n") == 0 and f"no bars for {part}" in said and "0.321 of random" in said
+
+
+def test_thresholds_serve_the_model_that_they_were_solved_for(tiny_folder, tmp_path):
+    import parts
+    import quality_parts
+
+    given = Namespace(model=str(tiny_folder), predictor=None, device="cpu", steps=2, twin=1, share=0.3)
+    given.workers, given.shard, given.out = 1, None, tmp_path / "r.json"
+    part = parts.Part(
+        ["random"],
+        ("",),
+        lambda bench, group, units: iter([("", {"method": group, "value": 0.5})]),
+        lambda rows: ({"x": None, "y": 1.0}, {row[""]["method"]: row[""] for row in rows}),
+        loads=False,
+    )
+    old = {
+        "bars": [{"id": "quality.x", "value": 3.0}, {"id": "quality.z", "value": 4.0}],
+        "rows": [],
+        "parts": {},
+    }
+    parts.write_json(given.out, old)
+    parts.run_part(given, parts.Job("solve-skips-s1-2-0.3", "quality", part, [], [], "command"))
+    found = parts.read_results(given.out)
+    bars = {bar["id"]: bar["value"] for bar in found["bars"]}
+    assert bars == {"quality.y": 1.0, "quality.z": 4.0}  # a bar that no longer holds goes
+    assert quality_parts._solved(given, "solve-skips") == {"random": 0.5}
+    for other in ("fingerprint", "predictor"):
+        changed = {**found, "parts": {}}
+        for name, one in found["parts"].items():
+            changed["parts"][name] = {**one, "of": {**one["of"], other: "another"}}
+        parts.write_json(given.out, changed)
+        with pytest.raises(InputError, match="another model or predictor; run --part solve-skips again"):
+            quality_parts._solved(given, "solve-skips")
+
+
+@pytest.mark.parametrize("name", ["gptq.safetensors", "inputs.safetensors", "teacache.json"])
+def test_a_part_is_of_the_files_that_calibration_left(name, tmp_path, monkeypatch):
+    import quality_parts
+
+    jobs = []
+    monkeypatch.setattr(quality_parts, "run_part", lambda given, job: jobs.append(job))
+    (tmp_path / "s1").mkdir()
+    for text in ("a", "a", "b"):
+        (tmp_path / "s1" / name).write_text(text, encoding="utf-8")
+        given = Namespace(part="weights", twin=1, steps=2, prompts=1, followed=1, work=tmp_path, trial=True)
+        assert quality_parts.run(given, [], "command") == 0
+    first, again, other = (job.part.identity for job in jobs)
+    assert first == again != other
