@@ -273,7 +273,9 @@ def the_cache_goes_where_there_is_room() -> list[str]:
 @check
 def too_little_host_memory_is_said_before() -> list[str]:
     model, own = load(), comfy.model_management.get_free_memory
-    comfy.model_management.get_free_memory = lambda *args, **kwargs: 1000
+    comfy.model_management.get_free_memory = lambda dev=None, torch_free_too=False: (
+        (1000, 1000) if torch_free_too else 1000
+    )
     try:
         sample(cached(model, cache_location="host"))
         return ["ran"]
