@@ -111,7 +111,7 @@ def _bits(
     bits = []
     for index in range(min(_SOLVING_PROMPTS, len(clips.positives))):
         _sample(routed, clips, index, on_step)
-        bits.append(settings_of(routed).journal.last.average_activation_bits)
+        bits.append(settings_of(routed).journal.last.report.average_activation_bits)
     mean = sum(bits) / len(bits)
     beside = " with cache" if cache_on else ""
     logging.info(f"6Bit: {mean:.2f} bits{beside} where {config.bits:g} are asked for")

@@ -121,6 +121,7 @@ _MODEL: Table = {
         "ModelPatcher.add_wrapper_with_key": "wrapper_type key wrapper",
         "ModelPatcher.remove_wrappers_with_key": "wrapper_type key",
         "ModelPatcher.get_additional_models_with_key": "key",
+        "ModelPatcher.is_dynamic": "",
     },
     ("a run's state", "comfy.patcher_extension"): {
         "WrappersMP.OUTER_SAMPLE": "",
@@ -173,9 +174,17 @@ _PARTS: Table = {
     },
     (_VAE, "comfy.model_management"): {"vae_device": "", "vae_offload_device": "", "intermediate_device": ""},
 }
-_TEXT_UNDER_NODES: Table = {  # an extra: without it there is no text, and nothing else is missing
+# Extras: without one of them it is missing, and nothing else.
+_NODE: Table = {("telling nodes apart", "comfy_execution.utils"): {"get_executing_context": ""}}
+_TEXT_UNDER_NODES: Table = {
+    **_NODE,
     ("text under a node", "server"): {"PromptServer.send_progress_text": "text node_id sid"},
-    ("text under a node", "comfy_execution.utils"): {"get_executing_context": ""},
+}
+_PREVIEWS: Table = {
+    ("live previews", "comfy.latent_formats"): {
+        "LatentFormat.latent_rgb_factors": "",
+        "LatentFormat.latent_rgb_factors_bias": "",
+    }
 }
 
 
@@ -188,6 +197,7 @@ def _seams(table: Table) -> tuple[Seam, ...]:
 
 
 SEAMS, PARTS_SEAMS, TEXT_SEAMS = _seams(_MODEL), _seams(_PARTS), _seams(_TEXT_UNDER_NODES)
+NODE_SEAMS, PREVIEW_SEAMS = _seams(_NODE), _seams(_PREVIEWS)
 
 
 def mismatches(seams: tuple[Seam, ...] = SEAMS) -> list[str]:
@@ -216,12 +226,9 @@ def known_host() -> bool:
 def load_or_plain(checkpoint: Checkpoint, scales: Scales, quantize: bool) -> Any:
     """A MODEL with our features; on a host we do not know, a plain bf16 one, and a line that says so."""
     if not (broken := mismatches()):
-        from .fit import KEY, fit_clip
         from .loading import load_checkpoint
 
-        model = load_checkpoint(checkpoint, scales, quantize)
-        model.add_wrapper_with_key("outer_sample", KEY, fit_clip)
-        return model
+        return load_checkpoint(checkpoint, scales, quantize)
     logging.warning(
         f"6Bit: this ComfyUI is not one this pack knows ({broken[0]}; {len(broken)} in all): "
         f"{checkpoint.path.name} is loaded in bf16 by ComfyUI itself, without the features of this pack"

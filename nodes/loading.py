@@ -7,11 +7,15 @@ import comfy.model_management
 import comfy.model_patcher
 import comfy.supported_models
 import torch
+from comfy.patcher_extension import WrappersMP
 
 from ..sixbit_core.checkpoint import Checkpoint, CheckpointError
 from ..sixbit_core.quantize import QuantizeConfig, quantize_tensors
 from ..sixbit_core.quantized import QuantizedWeight
 from .bridge import MODEL_FACTS, ModelFacts, put_settings_
+from .fit import KEY as FIT
+from .fit import fit_clip
+from .host_contract import PREVIEW_SEAMS, mismatches
 from .model import ModelPlan, SixBitCogVideoX
 from .packed import pack
 from .precision import check_precision, float_type
@@ -42,7 +46,7 @@ def load_checkpoint(
         config, family.label, quantized, scales.snr_shift_scale, family.ofs_embed_dim is not None
     )
     model = _empty_model(plan, scales, dtype, cast)
-    if (colours := preview_colours(checkpoint)) is not None:
+    if (colours := preview_colours(checkpoint)) is not None and not mismatches(PREVIEW_SEAMS):
         model.latent_format.latent_rgb_factors = [list(row) for row in colours.factors]
         model.latent_format.latent_rgb_factors_bias = list(colours.bias)
     offload = comfy.model_management.unet_offload_device()
@@ -59,6 +63,9 @@ def load_checkpoint(
         )
     model.diffusion_model.requires_grad_(False)
     patcher.set_attachments(MODEL_FACTS, ModelFacts(checkpoint, bool(quantized)))
+    patcher.add_wrapper_with_key(
+        WrappersMP.OUTER_SAMPLE, FIT, fit_clip
+    )  # first: what follows sees the fit clip
     if quantized:
         put_settings_(patcher, Settings(six_bit=True))
     patcher.cached_patcher_init = (load_checkpoint, (checkpoint, scales, quantize))

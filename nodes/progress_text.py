@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..sixbit_core.run import RunState
-from .host_contract import TEXT_SEAMS, mismatches
+from .host_contract import NODE_SEAMS, TEXT_SEAMS, mismatches
 
 SECONDS_BETWEEN = 0.25
 _RECENT = 12  # steps that the remaining time is judged by: skipping changes a run's pace as it goes
@@ -28,10 +28,21 @@ def text_channel() -> Send | None:
     from server import PromptServer
 
     server, context = getattr(PromptServer, "instance", None), get_executing_context()
-    if server is None or context is None:
+    client = getattr(server, "client_id", None)  # who queued it; without one the host would tell everybody
+    if server is None or context is None or client is None:
         return None
-    node, client = context.node_id, getattr(server, "client_id", None)  # only to who queued it
+    node = context.node_id
     return lambda text: server.send_progress_text(text, node, client)
+
+
+def executing_node() -> str:
+    """Id of the node that executes; "" where none does."""
+    if mismatches(NODE_SEAMS):
+        return ""
+    from comfy_execution.utils import get_executing_context
+
+    context = get_executing_context()
+    return "" if context is None else str(context.node_id)
 
 
 class StepText:
@@ -76,8 +87,16 @@ class StepText:
 
     def end(self) -> None:
         """The run has ended: the line that stays."""
+        self._last(" | ".join([f"{self._clock() - self._begin:.1f} s", *self._shares()]))
+
+    def stop(self) -> None:
+        """The run is over; one that has not ended was interrupted or failed, and its last line says so."""
+        self._last("stopped")
+
+    def _last(self, line: str) -> None:
         if self._send is not None:
-            self._send(" | ".join([f"{self._clock() - self._begin:.1f} s", *self._shares()]))
+            self._send(line)
+            self._send = None
 
     def _shares(self) -> list[str]:
         skipped, bits = self._state.skipped_fraction, self._state.average_bits

@@ -9,6 +9,7 @@ from comfy_api.latest import io
 
 from ..sixbit_core.report import RunMemory, RunReport
 from ..sixbit_core.report_image import render_run
+from .settings import run_of
 
 
 class SixBitRunReport(io.ComfyNode):
@@ -25,6 +26,7 @@ class SixBitRunReport(io.ComfyNode):
                 io.Latent.Input("latent", tooltip="What the sampler gave: the report waits for it."),
             ],
             outputs=[io.Latent.Output(), io.Image.Output(), io.String.Output()],
+            hidden=[io.Hidden.prompt, io.Hidden.unique_id],
             not_idempotent=True,
         )
 
@@ -32,15 +34,10 @@ class SixBitRunReport(io.ComfyNode):
     def execute(cls, model: Any, latent: dict) -> io.NodeOutput:
         from .bridge import settings_of
 
-        journal = settings_of(model).journal
-        if journal.last is None:
-            raise ValueError(
-                "there is no run to report: connect the model that the sampler was given, with Apply DMPQ "
-                "or Temporal Delta Cache (preset off, to time it as it is) before it"
-            )
-        picture = render_run(journal.last, journal.memory)
+        run = run_of(settings_of(model).journal.runs, cls.hidden.prompt or {}, cls.hidden.unique_id)
+        picture = render_run(run.report, run.memory)
         pixels = torch.from_numpy(np.array(picture, dtype=np.float32) / 255)[None]
-        return io.NodeOutput(latent, pixels, report_text(journal.last, journal.memory))
+        return io.NodeOutput(latent, pixels, report_text(run.report, run.memory))
 
 
 def report_text(report: RunReport, memory: RunMemory) -> str:

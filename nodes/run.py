@@ -26,9 +26,9 @@ from . import schedule
 from .machine import default_dmpq, path_of
 from .memory import Demand, bytes_in_16_bits, demand_of, peak_bytes, reset_peak, room_for_cache
 from .predictors import mismatch
-from .progress_text import StepText, text_channel
+from .progress_text import StepText, executing_node, text_channel
 from .reserve import reserved
-from .settings import Settings, settings_in
+from .settings import Entry, Settings, settings_in
 from .status import status_line
 from .swap import deciding, layout
 
@@ -71,14 +71,24 @@ def outer_sample(
     original, patcher, device = guider.model_options, guider.model_patcher, guider.model_patcher.load_device
     settings = settings_in(original)
     options = comfy.model_patcher.create_model_options_clone(original)
+    asked = settings.dmpq is not None or settings.cache is not None
+    if patcher.get_additional_models_with_key("multigpu"):
+        if asked:
+            raise ValueError(
+                "the 6Bit nodes decide for one GPU; take the node that spreads sampling over several out"
+            )
+        logging.info("6Bit: sampling is spread over several GPUs, activations stay as they come")
+        return executor(
+            noise, latent_image, sampler, sigmas, denoise_mask, callback, disable_pbar, seed, **rest
+        )
     dmpq = settings.dmpq
     if dmpq is None and settings.six_bit:
         dmpq = default_dmpq(path_of(device))
     if dmpq is not None or settings.cache is not None:
         run = _deciding(guider, replace(settings, dmpq=dmpq), noise, sigmas)
     else:
-        run = ActiveRun(RunState(layout(patcher.model.diffusion_model.blocks)), decides=False)
-    text = StepText(run.state, text_channel())
+        run = _counting(guider, noise)
+    text = StepText(run.state, None if disable_pbar else text_channel())
     options["transformer_options"][RUN] = run
     guider.model_options = options
     reset_peak(device)
@@ -90,15 +100,13 @@ def outer_sample(
             )
         run.state.finish()
         text.end()
+        settings.journal.keep(executing_node(), Entry(run.state.report(), _memory(patcher)))
         return result
     finally:
-        run.state.close()
-        settings.journal.last = run.state.report()
-        settings.journal.memory = RunMemory(
-            patcher.model_size(), bytes_in_16_bits(patcher.model), peak_bytes(device)
-        )
         options["transformer_options"].pop(RUN, None)
         guider.model_options = original
+        run.state.close()
+        text.stop()
 
 
 def _deciding(guider: Any, settings: Settings, noise: torch.Tensor, sigmas: torch.Tensor) -> ActiveRun:
@@ -108,10 +116,8 @@ def _deciding(guider: Any, settings: Settings, noise: torch.Tensor, sigmas: torc
         raise ValueError(
             "Temporal Delta Cache cannot tell context windows apart; take one of the two out of the graph"
         )
-    if patcher.get_additional_models_with_key("multigpu"):
-        raise ValueError(
-            "the 6Bit nodes decide for one GPU; take the node that spreads sampling over several out"
-        )
+    if settings.dmpq is not None and settings.dmpq.router != "bf16" and _compiler(options) is not None:
+        logging.warning("6Bit: blocks whose activations are routed run uncompiled")
     if _STEP_CACHE in options["transformer_options"]:
         logging.warning(
             f"6Bit: {_STEP_CACHE} skips whole evaluations that the delta cache never sees; use one of the two"
@@ -128,6 +134,23 @@ def _deciding(guider: Any, settings: Settings, noise: torch.Tensor, sigmas: torc
     last_sigma = float(sigmas[-2]) if len(sigmas) > 1 else float(sigmas[-1])
     held = 0 if cache is None else demand.cache_on_gpu(cache.location)
     return ActiveRun(state, True, last_sigma, held, _compiler(options))
+
+
+def _counting(guider: Any, noise: torch.Tensor) -> ActiveRun:
+    """A run that leaves the model as it is."""
+    patcher = guider.model_patcher
+    demand = demand_of(patcher, noise.shape, _conditionings(guider))
+    free = comfy.model_management.get_free_memory(patcher.load_device)
+    logging.info(status_line(patcher.load_device, None, None, demand, free))
+    return ActiveRun(RunState(layout(patcher.model.diffusion_model.blocks)), decides=False)
+
+
+def _memory(patcher: Any) -> RunMemory:
+    """What the run took. Weights that the host streams in by itself are not in what torch counts."""
+    weights = patcher.model_size()
+    whole = patcher.loaded_size() >= weights
+    peak = None if patcher.is_dynamic() else peak_bytes(patcher.load_device)
+    return RunMemory(weights, bytes_in_16_bits(patcher.model), peak, weights_on_device=whole)
 
 
 def _tell_tuning(what: str, number: int, candidates: int) -> None:
@@ -206,15 +229,15 @@ def diffusion_model(executor: Any, *args: Any, **kwargs: Any) -> Any:
     if run is not None and run.decides:
         return _under(run, options, executor, args, kwargs)
     if run is not None:
-        _count(run.state, options)
+        _count(run.state, options, args[0].shape[0])
     return executor(*args, **kwargs)
 
 
 @torch.compiler.disable
-def _count(state: RunState, options: dict) -> None:
+def _count(state: RunState, options: dict, batch: int) -> None:
     """A call of a model that runs as it is: no number is read from the device, so that nothing waits. A
     conditioning that comes again begins the next evaluation."""
-    state.begin_call([(name, 0) for name in dict.fromkeys(map(str, options["uuids"]))], 0.0, 0.0, False)
+    state.begin_call(list(dict.fromkeys(streams_of(options, batch))), 0.0, 0.0, False)
     state.ran_untouched()
 
 

@@ -73,12 +73,14 @@ class RunMemory:
         weights: of the transformer; `weights_16_bit`, the same with every weight in 16 bits.
         peak: most that the device held while the run lasted.
         peak_16_bit: of the same run in full precision, where one was made.
+        weights_on_device: whether all of them were there; else nothing follows for 16 bits.
     """
 
     weights: int
     weights_16_bit: int
     peak: int | None = None
     peak_16_bit: int | None = None
+    weights_on_device: bool = True
 
 
 class Ledger:

@@ -81,7 +81,7 @@ def draw_memory(
     right = left + half + 24
     if memory.peak is None:
         write(draw, (right, top), "peak memory", 10)
-        write(draw, (right, top + 18), "counted on a GPU only", 10, FAINT)
+        write(draw, (right, top + 18), "not counted here", 10, FAINT)
         return
     known = full_precision_peak(report, memory)
     values = (memory.peak,) if known is None else (memory.peak, known[0])
@@ -98,7 +98,7 @@ def full_precision_peak(report: RunReport, memory: RunMemory) -> tuple[int, str]
         return None
     if memory.peak_16_bit is not None:
         return memory.peak_16_bit, "measured"
-    if memory.peak < memory.weights:
+    if not memory.weights_on_device or memory.peak < memory.weights:
         return None
     cache = report.cache_bytes if report.cache and report.cache["location"] != "host" else 0
     return memory.peak - memory.weights + memory.weights_16_bit - cache, "computed"

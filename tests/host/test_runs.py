@@ -26,6 +26,7 @@ CHECKS = {
     "six_bit_copy_is_made_once": True,
     "dmpq_routes_and_repeats": [],
     "six_bit_activations_follow_the_machine": [],
+    "several_gpus_are_left_alone": [],
     "six_bit_blocks_are_fused": [],
     "weights_streamed_through_one_buffer_are_right": [],
     "interrupting_a_fused_block_leaves_nothing": [],

@@ -98,7 +98,7 @@ def predictor_is_what_dmpq_finds_and_runs_by() -> list[str]:
         bad.append("errors")
     routed = DMPQ.execute(model, "balanced", predictor=name, router="gamma", compute="emulate").args[0]
     nodes.common_ksampler(routed, 3, STEPS, 6.0, "euler", "simple", encoded("one"), encoded(""), LATENT)
-    bits = BRIDGE.settings_of(routed).journal.last.average_activation_bits
+    bits = BRIDGE.settings_of(routed).journal.last.report.average_activation_bits
     if not abs(bits - 6) < 0.3:
         bad.append(f"{bits} bits")
     return bad

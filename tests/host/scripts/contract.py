@@ -25,14 +25,14 @@ def registered() -> list[str]:
 
 
 def all_mismatches(contract: object) -> list[str]:
-    parts = (contract.SEAMS, contract.PARTS_SEAMS, contract.TEXT_SEAMS)
+    parts = (contract.SEAMS, contract.PARTS_SEAMS, contract.TEXT_SEAMS, contract.PREVIEW_SEAMS)
     return [line for seams in parts for line in contract.mismatches(seams)]
 
 
 def probe_each(contract: object) -> list[str]:
     """Seams whose loss or other signature goes unnoticed."""
     unnoticed = []
-    every = (*contract.SEAMS, *contract.PARTS_SEAMS, *contract.TEXT_SEAMS)
+    every = (*contract.SEAMS, *contract.PARTS_SEAMS, *contract.TEXT_SEAMS, *contract.PREVIEW_SEAMS)
     for seam in every:
         owner = importlib.import_module(seam.module)
         *path, leaf = seam.name.split(".")

@@ -56,14 +56,14 @@ def off_is_counted_and_timed() -> list[str]:
     for sampler, evaluations in (("euler", STEPS), ("heun", 2 * STEPS - 1)):
         off = TDC.execute(model, "off").args[0]
         sample(off, sampler=sampler)
-        seen, memory = report(off), BRIDGE.settings_of(off).journal.memory
+        seen, memory = report(off), BRIDGE.settings_of(off).journal.last.memory
         if (seen.evaluations, len(seen.seconds_by_evaluation)) != (evaluations, evaluations):
             bad.append(f"{sampler}: {seen.evaluations} evaluations")
         if seen.skipped_fraction != 0 or seen.average_activation_bits != 16 or seen.streams != 2:
             bad.append(f"{sampler}: something was decided")
     stored = TDC.execute(load(), "off").args[0]
     sample(stored)
-    full = BRIDGE.settings_of(stored).journal.memory
+    full = BRIDGE.settings_of(stored).journal.last.memory
     if full.weights_16_bit != memory.weights_16_bit or not memory.weights < full.weights:
         bad.append(f"{memory} and {full}")
     return bad
@@ -404,6 +404,27 @@ def six_bit_activations_follow_the_machine() -> list[str]:
             bad.append("16-bit weights are touched")
     finally:
         run.path_of = own
+    return bad
+
+
+@check
+def several_gpus_are_left_alone() -> list[str]:
+    bad, model, run = [], load("tiny/", "6-bit"), pack("nodes.run")
+    plain, kind = sample(model), type(model)
+    own, listed = run.path_of, kind.get_additional_models_with_key
+    run.path_of = lambda device: "int8"
+    kind.get_additional_models_with_key = lambda self, key: ["another"] if key == "multigpu" else []
+    try:
+        if not equal(sample(model), plain):
+            bad.append("INT8 where sampling is spread")
+        try:
+            sample(cached(model))
+            bad.append("the cache decides for several")
+        except ValueError as error:
+            if "decide for one GPU" not in str(error):
+                bad.append(str(error))
+    finally:
+        run.path_of, kind.get_additional_models_with_key = own, listed
     return bad
 
 
