@@ -18,7 +18,7 @@ import torch
 from ..sixbit_core.metrics import composition, flicker
 from ..sixbit_core.report import spelled_bytes
 from .check import sampling_seconds, spelled_seconds
-from .cost import model_macs
+from .cost import Macs, model_macs
 from .errors import InputError
 from .facts import ModelFacts, check_clip, check_sampling, check_text_to_video, read_facts
 from .files import check_target, make_folder, write_json
@@ -153,24 +153,30 @@ def _make(
     todo = [method for method in order_of_work(work.methods) if work.left(method)]
     model = load_model(request.model, request.pipeline, todo[0].weights, work.machine, facts=work.facts)
     embeds = [model.encode(clip.prompt, clip.negative, clip.guided) for clip in work.clips]
+    macs = model_macs(work.facts, work.clips[0].size, work.clips[0].frames)
     done, count = len(work.store.rows), len(work.clips) * len(work.methods)
     for method in todo:
         for other in [weights for weights in model.transformers if weights != method.weights]:
             model.drop(other)
-        for number in work.left(method):
-            row = _make_clip(work, model, method, number, embeds[number])
+        left = work.left(method)
+        warm_up = replace(work.clips[left[0]], steps=1)  # kernels are compiled before a clock runs
+        method.sample(model, macs, warm_up, embeds[left[0]])
+        for number in left:
+            row = _make_clip(work, model, macs, method, number, embeds[number])
             done += 1
             progress("clips", done, count)
             close = "" if row["psnr_db"] is None else f", PSNR {row['psnr_db']:.1f} dB"
             say(f"prompt {number + 1}, {method.title}: {row['seconds']:.1f} s{close}")
 
 
-def _make_clip(work: _Work, model: LoadedModel, method: Method, number: int, embeds: TextEmbeds) -> Row:
+def _make_clip(
+    work: _Work, model: LoadedModel, macs: Macs, method: Method, number: int, embeds: TextEmbeds
+) -> Row:
     clip, store, share = work.clips[number], work.store, 1.0
     if method.costs_as is not None:
         steps = max(1, round(store.rows[number, method.costs_as]["cost"] * clip.steps))
         share, clip = steps / clip.steps, replace(clip, steps=steps)
-    latents, told = method.sample(model, model_macs(work.facts, clip.size, clip.frames), clip, embeds)
+    latents, told = method.sample(model, macs, clip, embeds)
     frames = model.decode(latents, clip.frames)
     row = {"prompt": number, "method": method.name, "seed": clip.seed, "steps": clip.steps, **told}
     row["cost"] = round(share * row["cost"], 6)
@@ -221,7 +227,7 @@ def _means(rows: Sequence[Row], method: str) -> Row:
         values = [row[name] for row in rows if row["method"] == method and row[name] is not None]
         if values:
             mean, low, high = bootstrap_mean(values)
-            found[name] = {"mean": mean, "interval": [low, high]}
+            found[name] = {"mean": round(mean, 6), "interval": [round(low, 6), round(high, 6)]}
     return found
 
 
@@ -229,8 +235,8 @@ def without_folders(command: str) -> str:
     """A command line whose paths are cut to their last names: no folder or user name is published."""
     words = []
     for word in shlex.split(command):
-        flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-        words.append(flag + equals + (PureWindowsPath(value).name or value))
+        flag, equals, path = word.rpartition("=") if word.startswith("--") else ("", "", word)
+        words.append(flag + equals + (PureWindowsPath(path).name or "."))
     return shlex.join(words)
 
 

@@ -61,7 +61,8 @@ def draw_sheet(sheet: Sheet, path: Path) -> None:
     rows = {(row["prompt"], row["method"]): row for row in result["clips"]}
     for name, left in zip(methods, lefts, strict=True):
         told, means = result["methods"][name], result["means"][name]
-        lines = (told["title"], _caption({key: mean["mean"] for key, mean in means.items()}), _shares(means))
+        averages = {key: found["mean"] for key, found in means.items()}
+        lines = (told["title"], f"mean {_caption(averages)}", _shares(averages))
         for number, (line, size) in enumerate(zip(lines, (_SIZE + 1, _SIZE, _SIZE), strict=True)):
             at = (left, _EDGE + _ABOVE + number * _LINE)
             write(draw, at, cut(line, size, cell_width), size, FAINT if number else TEXT)
@@ -76,7 +77,7 @@ def draw_sheet(sheet: Sheet, path: Path) -> None:
                 pixels = (FRAME_WIDTH * SCALE, cell_height * SCALE)
                 shown = Image.fromarray(frame).resize(pixels, Image.Resampling.LANCZOS)
                 image.paste(shown, (x * SCALE, y * SCALE))
-            caption = cut(_caption(rows[number, name]), _SIZE, cell_width)
+            caption = cut(_caption(rows[number, name], result["steps"]), _SIZE, cell_width)
             write(draw, (left, top + _LINE + cell_height + 2), caption, _SIZE)
     with replacing(path) as temporary:
         image.save(temporary, dpi=DPI)
@@ -109,12 +110,13 @@ def _made_with(result: dict[str, Any]) -> str:
     return f"{result['machine']}; {libraries}; {result['date']}; PSNR and SSIM against full precision"
 
 
-def _caption(row: dict[str, Any]) -> str:
-    """PSNR, SSIM and seconds of a clip, or of means."""
-    close = () if row.get("psnr_db") is None else (f"PSNR {row['psnr_db']:.1f} dB", f"SSIM {row['ssim']:.3f}")
-    return ", ".join((*close, f"{row['seconds']:.1f} s"))
+def _caption(row: dict[str, Any], steps: int | None = None) -> str:
+    """PSNR, SSIM and seconds of a clip, or of means; its steps where they are not `steps`."""
+    words = [] if row.get("psnr_db") is None else [f"PSNR {row['psnr_db']:.1f} dB", f"SSIM {row['ssim']:.3f}"]
+    words += [f"{row['seconds']:.1f} s"]
+    words += [] if steps in (None, row.get("steps")) else [f"{row['steps']} steps"]
+    return ", ".join(words)
 
 
-def _shares(means: dict[str, Any]) -> str:
-    cost, skipped = means["cost"]["mean"], means["skipped_fraction"]["mean"]
-    return f"means; cost {100 * cost:.0f} %, skipped {100 * skipped:.0f} %"
+def _shares(averages: dict[str, float]) -> str:
+    return f"cost {100 * averages['cost']:.0f} %, skipped {100 * averages['skipped_fraction']:.0f} %"
