@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from sixbit_diffusion.engine import verify_methods
 from sixbit_diffusion.engine.cli import main
 from sixbit_diffusion.engine.errors import InputError
 from sixbit_diffusion.engine.facts import read_facts
+from sixbit_diffusion.engine.intervals import bootstrap_mean
 from sixbit_diffusion.engine.machine import find_machine
 from sixbit_diffusion.engine.report import compare_clips
 from sixbit_diffusion.engine.verify_clips import ClipStore
@@ -36,6 +38,7 @@ def test_it_goes_on_where_it_stopped_and_tells_all(tiny_folder, tmp_path, capsys
         return whole(model, settings, clip, embeds)
 
     monkeypatch.setattr(verify_methods, "sample", counted)
+    monkeypatch.setattr(verifying, "bootstrap_mean", partial(bootstrap_mean, draws=100))
     out, captions = tmp_path / "out", tmp_path / "captions.txt"
     captions.write_text("a star\na ring\n")
     more = ("--prompts", captions, "--seed", 3)
