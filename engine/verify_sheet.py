@@ -76,6 +76,8 @@ def draw_sheet(sheet: Sheet, path: Path) -> None:
                 x, y = left + place * (FRAME_WIDTH + _GAP), top + _LINE
                 pixels = (FRAME_WIDTH * SCALE, cell_height * SCALE)
                 shown = Image.fromarray(frame).resize(pixels, Image.Resampling.LANCZOS)
+                edge = (x * SCALE - 1, y * SCALE - 1, x * SCALE + pixels[0], y * SCALE + pixels[1])
+                draw.rectangle(edge, outline=RULE)  # a clip may be as white as the paper
                 image.paste(shown, (x * SCALE, y * SCALE))
             caption = cut(_caption(rows[number, name], result["steps"]), _SIZE, cell_width)
             write(draw, (left, top + _LINE + cell_height + 2), caption, _SIZE)

@@ -147,6 +147,6 @@ def test_nothing_is_written_over_frames(tmp_path):
     for n, m in np.ndindex(2, 2):
         found = (image == (200, 40 * n, 90 * m)).all(-1)
         assert found.sum() == area, (n, m)
-    assert (image[:, -16 * SCALE :] == 255).all() and (image[-8 * SCALE :] == 255).all()  # margins stay free
+    assert (image[:, -15 * SCALE :] == 255).all() and (image[-8 * SCALE :] == 255).all()  # margins stay free
     assert cut("short", 11, 100) == "short"
     assert cut("a long caption " * 9, 11, 100).endswith("…") and width_of(cut("ab " * 99, 11, 100), 11) <= 100
