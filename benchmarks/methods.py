@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
-from cost import model_macs, run_cost
 from parts import Bench
+from sixbit_diffusion.engine.cost import model_macs, run_cost, step_cache_cost
 from sixbit_diffusion.engine.pipeline import TextEmbeds
 from sixbit_diffusion.engine.rows import Row
 from sixbit_diffusion.engine.sample import ClipSpec, sample, sample_under
@@ -151,8 +151,8 @@ class Stepwise:
         cache = self.make(bench)
         with cache.on(bench.model.use(FULL), clip.steps):
             made = sample(bench.model, None, clip, embeds)
-        skipped, macs = cache.answered / cache.asked, model_macs(bench.facts)
-        cost = 1 - skipped * (1 - macs.rest / macs.total)  # what lies outside the blocks is counted as run
+        skipped = cache.answered / cache.asked
+        cost = step_cache_cost(model_macs(bench.facts), skipped)
         return made.latents, {"skipped_fraction": skipped, "cost": cost, "seconds": made.seconds}
 
     def follow(self, bench: Bench, recording: Recording) -> float | None:

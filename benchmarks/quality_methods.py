@@ -10,10 +10,11 @@ from methods import FewerSteps, Method, Ours, Stepwise
 from parts import BALANCED, FIXED
 from rivals import RECIPES, MakeRival
 from sixbit_diffusion.engine.settings import Choice
+from sixbit_diffusion.engine.step_cache import EasyCache
 from sixbit_diffusion.sixbit_core.predictor import Predictor
 from sixbit_diffusion.sixbit_core.safetensors_file import read_header, read_tensor
 from sixbit_diffusion.sixbit_core.sample_inputs import FILE_NAME
-from step_caches import EasyCache, TeaCache
+from step_caches import TeaCache
 
 GPTQ = "gptq"
 UNCACHED = replace(BALANCED, cache="off")

@@ -1,11 +1,4 @@
-"""Caches of whole steps from other papers, on a full-precision diffusers transformer.
-
-EasyCache (Zhou et al. 2025, arXiv 2507.02860): x the latents, v the prediction, i the last step that was
-computed, |.| the mean magnitude. A step is answered by v = x + (v_i − x_i) while
-
-    E = Σ since i of k · |x_t − x_{t−1}| / |v_i| < τ,    k = |v_i − v_j| / |x_i − x_j|, j computed before i
-
-and computed in the first tenth of the steps (5 of 50 in its code), in the last, and while there is no k.
+"""A cache of whole steps from another paper, on a full-precision diffusers transformer.
 
 TeaCache (Liu et al. 2024, arXiv 2411.19108), as its code runs CogVideoX: e the time embedding. A step is
 answered by the residual over all blocks, kept from the last computed one, while
@@ -14,10 +7,10 @@ answered by the residual over all blocks, kept from the last computed one, while
 
 with f a polynomial of degree 4 that is fitted to |v_t − v_{t−1}| / |v_{t−1}| on a calibration run; it is
 computed in the first step and the last. Its published coefficients are of other models, so `fit_teacache`
-makes this model's. Decisions are for all streams of a batch together.
+makes this model's. Decisions are for all streams of a batch together. EasyCache is in `engine/step_cache.py`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -25,52 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 from sixbit_diffusion.engine.attach import swapped
+from sixbit_diffusion.engine.step_cache import mean_magnitude
 from sixbit_diffusion.engine.trajectory import Recording
 
 DEGREE = 4
-RETAINED = 0.1  # of the steps, that EasyCache computes at the start
-
-
-class EasyCache:
-    """See the module. `asked` and `answered` count evaluations.
-
-    Args:
-        threshold: τ.
-    """
-
-    def __init__(self, threshold: float) -> None:
-        self.threshold, self.asked, self.answered = threshold, 0, 0
-        self._rate: float | None = None  # k
-        self._error = 0.0
-        self._before: torch.Tensor | None = None  # x of the step before
-        self._computed: tuple[torch.Tensor, torch.Tensor] | None = None  # x and v of the last computed step
-
-    @contextmanager
-    def on(self, transformer: torch.nn.Module, steps: int) -> Iterator[None]:
-        """Inside, the transformer is called for `steps` steps under the cache."""
-
-        def forward(hidden_states: torch.Tensor, **kwargs: Any) -> tuple[torch.Tensor]:
-            compute = partial(type(transformer).forward, transformer, **{**kwargs, "return_dict": False})
-            return (self.step(hidden_states, lambda x: compute(hidden_states=x)[0], steps),)
-
-        with swapped([(transformer, forward)]):
-            yield
-
-    def step(
-        self, x: torch.Tensor, compute: Callable[[torch.Tensor], torch.Tensor], steps: int
-    ) -> torch.Tensor:
-        """The prediction for `x`, computed or not."""
-        now, self.asked = self.asked, self.asked + 1
-        if self._rate is not None and RETAINED * steps <= now < steps - 1:
-            self._error += self._rate * _size(x - self._before) / _size(self._computed[1])
-            if self._error < self.threshold:
-                self.answered, self._before = self.answered + 1, x
-                return x + (self._computed[1] - self._computed[0])
-        v = compute(x)
-        if self._computed is not None:
-            self._rate = _size(v - self._computed[1]) / max(_size(x - self._computed[0]), 1e-12)
-        self._error, self._before, self._computed = 0.0, x, (x, v)
-        return v
 
 
 class TeaCache:
@@ -160,8 +111,4 @@ def time_embedding(transformer: torch.nn.Module, timestep: torch.Tensor) -> torc
 
 def relative_change(new: torch.Tensor, old: torch.Tensor) -> float:
     """|new − old| / |old|, mean magnitudes."""
-    return _size(new - old) / _size(old)
-
-
-def _size(x: torch.Tensor) -> float:
-    return x.float().abs().mean().item()
+    return mean_magnitude(new - old) / mean_magnitude(old)

@@ -104,7 +104,8 @@ def _model_lines(
 
     clip = ClipSpec("", size, frames, steps=given.steps, cfg=given.cfg)
     yield _memory_line(facts, settings, clip, machine)
-    yield f"time: about {_minutes(facts, clip, machine)} to sample, estimated from a matrix product just now"
+    minutes = spelled_seconds(sampling_seconds(facts, clip, machine))
+    yield f"time: about {minutes} to sample, estimated from a matrix product just now"
 
 
 def _memory_line(facts: ModelFacts, settings: RunSettings, clip: ClipSpec, machine: Machine) -> str:
@@ -130,13 +131,18 @@ def _memory_line(facts: ModelFacts, settings: RunSettings, clip: ClipSpec, machi
     )
 
 
-def _minutes(facts: ModelFacts, clip: ClipSpec, machine: Machine) -> str:
+def sampling_seconds(facts: ModelFacts, clip: ClipSpec, machine: Machine) -> float:
+    """Seconds that sampling a clip in full precision may take, by a matrix product timed now."""
     from .pipeline import compute_dtype
 
     width, tokens, layers = facts.width, facts.tokens(clip.size, clip.frames), facts.config["num_layers"]
     flop = 2 * (2 if clip.guided else 1) * layers * tokens * (12 * width**2 + 2 * tokens * width)
-    minutes = clip.steps * flop / _rate(machine, compute_dtype(facts.family, machine)) / 60
-    return f"{minutes:.0f} minutes" if minutes >= 1.5 else f"{60 * minutes:.0f} seconds"
+    return clip.steps * flop / _rate(machine, compute_dtype(facts.family, machine))
+
+
+def spelled_seconds(seconds: float) -> str:
+    """Seconds for a reader, in minutes where there are some."""
+    return f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{seconds:.0f} seconds"
 
 
 def _rate(machine: Machine, dtype: torch.dtype) -> float:

@@ -167,6 +167,21 @@ def _evaluate(parser: Parser) -> None:
     parser.add_argument("--shard", type=_shard, help=argparse.SUPPRESS)
 
 
+def _verify(parser: Parser) -> None:
+    _add_model(parser)
+    told = "captions, one a line, which the JSON repeats; or how many (default 4)"
+    parser.add_argument("--prompts", metavar="FILE|N", help=told)
+    _add_sampling(parser)
+    parser.add_argument("--seed", type=int, default=0, help="of the first prompt's noise (default 0)")
+    _add_device(parser)
+    parser.add_argument(
+        "--out", required=True, metavar="DIR", help="folder of verify.json, verify.png and clips"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="start anew: clips that are kept there are removed"
+    )
+
+
 def _check(parser: Parser) -> None:
     _add_model(parser, default="reference")
     _add_sampling(parser)
@@ -304,6 +319,13 @@ COMMANDS = (
         _evaluate,
         "make many clips and score them",
         "sixbit evaluate --model reference --prompts 64 --precision w4a8 --against-full --out out/w4a8.json",
+    ),
+    (
+        "verify",
+        commands.run_verify,
+        _verify,
+        "measure quality and speed on your own weights, for a report",
+        "sixbit verify --model CogVideoX-5b --out verify-5b",
     ),
     (
         "check",

@@ -158,6 +158,33 @@ def run_evaluate(given: Namespace) -> None:
         say(f"{given.out}: {result['summary']['clips']} clips")
 
 
+def run_verify(given: Namespace) -> None:
+    """`sixbit verify`."""
+    need(*ENGINE)
+    quiet_libraries()
+    from .verify import VerifyRequest, verify
+
+    request = VerifyRequest(
+        model=given.model,
+        out=Path(given.out),
+        pipeline=_path(given.pipeline),
+        prompts=given.prompts,
+        steps=given.steps,
+        cfg=given.cfg,
+        seed=given.seed,
+        size=given.size,
+        frames=given.frames,
+        device=given.device,
+        force=given.force,
+        command=given.command_line,
+    )
+    with progress_bars() as progress:
+        verify(request, progress, say)
+    say(
+        f"{request.out / 'verify.json'} and {request.out / 'verify.png'} are written; attach both to a report"
+    )
+
+
 def run_check(given: Namespace) -> None:
     """`sixbit check`."""
     need(*CORE)

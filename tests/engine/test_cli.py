@@ -73,6 +73,8 @@ BAD = [
     (["evaluate", "--model", "TINY", "--prompts", "99", "--out", "OUT"], "give a file"),
     (["evaluate", "--model", "TINY", "--prompts", "gone.txt", "--out", "OUT"], "gone.txt"),
     (["evaluate", "--model", "TINY", "--seeds", "a", "--out", "OUT"], "--seeds"),
+    (["verify", "--model", "TINY", "--prompts", "9", "--out", "OUT"], "give a file of captions"),
+    (["verify", "--model", "TINY", "--seed", "9223372036854775807", "--out", "OUT"], "below 2^63"),
     (["evaluate", "--model", "TINY", "--workers", "0", "--out", "OUT"], "--workers"),
     (["calibrate", "--model", "TINY", "--bits", "3", "--out", "OUT"], "--bits must lie between 4 and 8"),
     (["calibrate", "--model", "TINY", "--steps", "2", "--out", "OUT"], "--steps must be 4 or more"),
@@ -168,7 +170,7 @@ def test_the_label_tells_what_runs():
 
 
 def test_every_command_has_help_with_an_example(capsys):
-    for name in ("generate", "quantize", "calibrate", "inspect", "evaluate", "check"):
+    for name in ("generate", "quantize", "calibrate", "inspect", "evaluate", "verify", "check"):
         with pytest.raises(SystemExit) as end:
             main([name, "--help"])
         assert end.value.code == 0
@@ -257,7 +259,7 @@ def test_a_folder_that_cannot_be_written_is_refused_first(tiny_folder, tmp_path,
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", denied)
     monkeypatch.setattr("sixbit_diffusion.engine.pipeline.build_transformer", pytest.fail)
     where = ["--model", str(tiny_folder), "--device", "cpu", "--out"]
-    for command in (["generate", "--prompt", "x"], ["calibrate"], ["evaluate"]):
+    for command in (["generate", "--prompt", "x"], ["calibrate"], ["evaluate"], ["verify"]):
         assert main([*command, *where, str(tmp_path / "out")]) == 2
         assert "cannot be written to: Permission denied" in capsys.readouterr().err
 

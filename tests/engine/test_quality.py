@@ -8,18 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from sixbit_diffusion.engine.cost import Macs, model_macs, run_cost, step_cache_cost
 from sixbit_diffusion.engine.errors import InputError
 from sixbit_diffusion.engine.machine import find_machine
 from sixbit_diffusion.engine.pipeline import load_model
 from sixbit_diffusion.engine.sample import ClipSpec
 from sixbit_diffusion.engine.settings import Choice
+from sixbit_diffusion.engine.step_cache import EasyCache
 from sixbit_diffusion.engine.trajectory import record, replay, trajectory_error_under
 from sixbit_diffusion.sixbit_core.config import DeltaCacheConfig, DMPQConfig
 from sixbit_diffusion.sixbit_core.layout import BlockLayout
 from sixbit_diffusion.sixbit_core.run import RunState
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = ("quality", "parts", "cost", "methods", "rivals", "step_caches", "twins", "reference_parts")
+MODULES = ("quality", "parts", "methods", "rivals", "step_caches", "twins", "reference_parts")
 MODULES += ("quality_calibrate", "quality_measure", "quality_methods", "quality_parts", "quality_picture")
 X = torch.randn(40, 48, generator=torch.Generator().manual_seed(0)) * torch.logspace(-1, 1, 48)
 W = torch.randn(32, 48, generator=torch.Generator().manual_seed(1))
@@ -114,8 +116,6 @@ def test_a_rival_runs_in_place_of_the_packs_linears(tiny, recording):
 
 
 def test_easycache_by_hand():
-    from step_caches import EasyCache
-
     cache, ran = EasyCache(0.25), []
 
     def compute(x):
@@ -141,7 +141,7 @@ def test_teacache_by_hand():
 
 
 def test_step_caches_on_a_transformer(tiny, recording):
-    from step_caches import EasyCache, TeaCache, fit_teacache
+    from step_caches import TeaCache, fit_teacache
 
     transformer = tiny.use("full")
     coefficients = fit_teacache(transformer, [recording])
@@ -191,8 +191,6 @@ def test_a_twin_is_the_same_function_with_outliers(tiny_folder, tmp_path):
 
 
 def test_cost_by_hand(tiny):
-    from cost import Macs, model_macs, run_cost
-
     facts = tiny.facts
     macs, tokens = model_macs(facts), facts.tokens(facts.size, facts.frames)
     assert macs.linears[0] == {k: tokens * facts.layout.macs(0, k) for k in facts.layout.names}
@@ -217,13 +215,11 @@ def test_cost_by_hand(tiny):
 
 
 def test_a_skipped_block_costs_nothing(tiny, recording):
-    from cost import model_macs, run_cost
-
     run = RunState(tiny.layout, cache=DeltaCacheConfig(threshold=1e9, start=0.0, max_skips=9))
     trajectory_error_under(tiny, run, "full", recording)
     macs, skipped = model_macs(tiny.facts), run.report().skipped_fraction
     assert skipped == 0.5  # evaluations 2, 3, 4 of 6
-    assert run_cost(macs, run.report(), 16, 6) == pytest.approx(1 - skipped * (1 - macs.rest / macs.total))
+    assert run_cost(macs, run.report(), 16, 6) == pytest.approx(step_cache_cost(macs, skipped))
 
 
 # Solutions and parts

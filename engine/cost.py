@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sixbit_diffusion.engine.facts import ModelFacts
-from sixbit_diffusion.sixbit_core.formats import FORMATS
-from sixbit_diffusion.sixbit_core.report import NOT_RUN, SKIPPED, RunReport
+from ..sixbit_core.formats import FORMATS
+from ..sixbit_core.report import NOT_RUN, SKIPPED, RunReport
+from .facts import ModelFacts
 
 FULL_BITS = 16
 
@@ -40,9 +40,9 @@ class Macs:
         return sum(sum(kinds.values()) for kinds in self.linears) + blocks + self.rest
 
 
-def model_macs(facts: ModelFacts) -> Macs:
-    """MACs at the model's own size and length."""
-    tokens, width = facts.tokens(facts.size, facts.frames), facts.width
+def model_macs(facts: ModelFacts, size: tuple[int, int] | None = None, frames: int | None = None) -> Macs:
+    """MACs of a clip of `size` (height, width in pixels) and `frames`; None for the model's own."""
+    tokens, width = facts.tokens(size or facts.size, frames or facts.frames), facts.width
     config, layout, text = facts.config, facts.layout, facts.text_length
     video, time = tokens - text, config["time_embed_dim"]
     patch = config["patch_size"] ** 2 * (config.get("patch_size_t") or 1)
@@ -79,3 +79,11 @@ def run_cost(macs: Macs, report: RunReport, weight_bits: int, evaluations: int) 
             total += sum(kinds[kind] * weight_bits * bits[code] for kind, code in chosen.items())
             total += macs.attention * FULL_BITS * FULL_BITS + macs.modulation * weight_bits * FULL_BITS
     return total / (evaluations * macs.total * FULL_BITS * FULL_BITS)
+
+
+def step_cache_cost(macs: Macs, answered: float) -> float:
+    """Cost of a full-precision run whose share `answered` of the evaluations ran no block.
+
+    What lies outside the blocks is counted as run.
+    """
+    return 1 - answered * (1 - macs.rest / macs.total)
