@@ -53,3 +53,15 @@ def test_the_hosts_callback_is_called_and_answered() -> None:
 
 def test_long_times_have_hours() -> None:
     assert [clock_time(s) for s in (0.4, 59.6, 3599, 3661)] == ["0:00", "1:00", "59:59", "1:01:01"]
+
+
+def test_a_run_that_did_not_end_says_so_last() -> None:
+    state, sent = SimpleNamespace(skipped_fraction=None, average_bits=None), []
+    text = StepText(state, sent.append)
+    text.step(1, 8)
+    text.stop()
+    assert sent[-1] == "stopped"
+    ended = StepText(state, sent.append)
+    ended.end()
+    ended.stop()
+    assert sent[-1] != "stopped"
