@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from sixbit_diffusion.nodes.host_contract import PARTS_SEAMS, SEAMS, TEXT_SEAMS
 
 ROOT = Path(__file__).resolve().parents[1]
 COMFY = {"comfy", "comfy_api", "comfy_extras", "folder_paths", "node_helpers"}
@@ -75,3 +76,9 @@ def test_no_top_level_leaks() -> None:
     for path in sources():
         source = (ROOT / path).read_text(encoding="utf-8")
         assert "sys.path.insert" not in source and "sys.path.append" not in source, path
+
+
+def test_no_helper_of_the_host_tests_is_named_like_a_module_of_the_host():
+    """They are imported by bare names, and the nodes look modules of the host up in sys.modules."""
+    helpers = {path.stem for path in (ROOT / "tests" / "host").glob("*.py")}
+    assert not helpers & ({seam.module.split(".")[0] for seam in SEAMS + PARTS_SEAMS + TEXT_SEAMS} | COMFY)

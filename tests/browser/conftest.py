@@ -13,7 +13,7 @@ import pytest
 
 sys.path += [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "host")]
 
-from server import ROOT, Server, host_or_skip, running_server
+from comfy_server import ROOT, Server, host_or_skip, running_server
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SHOTS = ROOT / "out" / "browser"

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from server import ROOT, Server
+from comfy_server import ROOT, Server
 
 pytestmark = pytest.mark.slow
 WORKFLOWS = sorted((ROOT / "workflows").glob("*.json"))

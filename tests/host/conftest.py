@@ -7,7 +7,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parent))  # the tests of this folder share modules
 
-from server import Host, host_or_skip
+from comfy_server import Host, host_or_skip
 
 
 @pytest.fixture(scope="session")

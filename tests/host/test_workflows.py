@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from comfy_server import ROOT, Server, running_server
 from PIL import Image
-from server import ROOT, Server, running_server
 from workflow_form import all_fields, kind_of, specs
 
 STEPS = 5  # in place of the file's 50, for time; divides 1000, so both choose the same timesteps
