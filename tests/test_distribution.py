@@ -97,6 +97,15 @@ def test_version_is_the_same_everywhere() -> None:
     assert list((ROOT / "tests" / "host" / "golden" / VERSION / "api").glob("*.json"))
 
 
+def test_a_tag_is_published_after_its_tests() -> None:
+    publish, tests = (
+        (ROOT / ".github" / "workflows" / f"{name}.yml").read_text() for name in ("publish", "tests")
+    )
+    called, job = re.search(r"^  (\w+):\n    uses: \./\.github/workflows/(\w+)\.yml", publish, re.M).groups()
+    assert job == "tests" and re.search(r"^  workflow_call:", tests, re.M)
+    assert re.search(rf"^  registry:\n    needs: {called}$", publish, re.M)
+
+
 def test_archive_of_the_registry(archive: Path, tracked: Tracked) -> None:
     with zipfile.ZipFile(archive) as file:
         members = file.namelist()
