@@ -1,8 +1,11 @@
 """Node: two clips side by side, in step, with how far apart they are and what each took."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
+import comfy.model_management
+import comfy.utils
 from comfy_api.latest import io
 
 from .comparison import compare, side_by_side
@@ -43,6 +46,18 @@ class SixBitCompare(io.ComfyNode):
         report_a: str = "",
         report_b: str = "",
     ) -> io.NodeOutput:
-        found = compare((images_a, images_b), (label_a, label_b), (report_a, report_b))
+        labels, reports = (label_a, label_b), (report_a, report_b)
+        found = compare((images_a, images_b), labels, reports, _progress(len(images_a)))
         text = found.line() + "\n" + json.dumps(found.to_dict(), sort_keys=True)
         return io.NodeOutput(side_by_side((images_a, images_b), found), text)
+
+
+def _progress(frames: int) -> Callable[[int, int], None]:
+    """What to call after each frame: the host's bar, and its way to cancel."""
+    bar = comfy.utils.ProgressBar(frames)
+
+    def on_frame(done: int, total: int) -> None:
+        comfy.model_management.throw_exception_if_processing_interrupted()
+        bar.update_absolute(done, total)
+
+    return on_frame

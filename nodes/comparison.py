@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from ..sixbit_core.metrics import COMPOSITION_HELD, composition, psnr, ssim
+from ..sixbit_core.metrics import COMPOSITION_HELD, OnFrame, composition, psnr, ssim
 
 Two = tuple[torch.Tensor, torch.Tensor]  # (T, H, W, 3 or 4) float in [0, 1]
 _GAP, _PAD = 8, 4  # pixels between the clips, and around a line of text
@@ -58,8 +58,13 @@ class Comparison:
         return "; ".join([*self.captions(), ", ".join(self.figures().split("   "))])
 
 
-def compare(clips: Two, labels: tuple[str, str], reports: tuple[str, str]) -> Comparison:
-    """Measure two clips. Raises ValueError where they differ in length or size, or a report is none."""
+def compare(
+    clips: Two, labels: tuple[str, str], reports: tuple[str, str], on_frame: OnFrame | None = None
+) -> Comparison:
+    """Measure two clips. Raises ValueError where they differ in length or size, or a report is none.
+
+    `on_frame` is called frame by frame of what takes long, SSIM; what it raises ends the comparison.
+    """
     shapes = [f"{clip.shape[0]} frames of {clip.shape[2]}x{clip.shape[1]}" for clip in clips]
     if shapes[0] != shapes[1]:
         raise ValueError(
@@ -67,11 +72,9 @@ def compare(clips: Two, labels: tuple[str, str], reports: tuple[str, str]) -> Co
             "both from one latent"
         )
     a, b = ((clip[..., :3].float() * 255).round().clamp(0, 255).to(torch.uint8) for clip in clips)
-    alike = round(composition(a, b), 4)
     seconds = (seconds_of(reports[0], "report_a"), seconds_of(reports[1], "report_b"))
-    return Comparison(
-        labels, seconds, round(psnr(a, b), 4), round(ssim(a, b), 6), alike, alike >= COMPOSITION_HELD
-    )
+    alike, near = round(composition(a, b), 4), round(ssim(a, b, on_frame), 6)
+    return Comparison(labels, seconds, round(psnr(a, b), 4), near, alike, alike >= COMPOSITION_HELD)
 
 
 def seconds_of(report: str, name: str) -> float | None:

@@ -16,6 +16,7 @@ the eye too, to 0.96 and 0.98. At 10 steps one of two drafts of the clip's own s
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,8 @@ LUMA = (0.299, 0.587, 0.114)
 COMPOSITION_HELD = 0.9
 IDENTICAL_DB = 100.0  # reported for equal clips, whose PSNR has no upper end
 
+OnFrame = Callable[[int, int], None]  # (frames done, frames in all)
+
 
 def psnr(a: torch.Tensor, b: torch.Tensor) -> float:
     """PSNR in dB of two uint8 clips of the same shape; 100 for equal ones.
@@ -35,15 +38,18 @@ def psnr(a: torch.Tensor, b: torch.Tensor) -> float:
         ValueError: if the clips are not both uint8 of one shape.
     """
     _check(a, b)
-    error = (a.double() - b.double()).square().mean().item()
+    frames = zip(a, b, strict=True)  # float32 holds each error and its square as they are
+    total = sum((x.float() - y.float()).square().sum(dtype=torch.float64).item() for x, y in frames)
+    error = total / a.numel()
     return IDENTICAL_DB if error == 0 else min(IDENTICAL_DB, 10 * math.log10(255**2 / error))
 
 
-def ssim(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Mean SSIM of two clips.
+def ssim(a: torch.Tensor, b: torch.Tensor, on_frame: OnFrame | None = None) -> float:
+    """Mean SSIM of two clips, in float32.
 
     Args:
         a, b: (T, H, W, C) uint8, H and W at least 11.
+        on_frame: called after every frame; what it raises ends the work.
 
     Raises:
         ValueError: if the clips are not both uint8 of one 4-D shape, or are smaller than the window.
@@ -53,9 +59,13 @@ def ssim(a: torch.Tensor, b: torch.Tensor) -> float:
         raise ValueError(f"ssim needs (T, H, W, C) clips of at least {WINDOW}x{WINDOW}, got {tuple(a.shape)}")
     at = torch.arange(WINDOW, dtype=torch.float64) - WINDOW // 2
     window = torch.exp(-at.square() / (2 * SIGMA**2))
-    window = window / window.sum()
-    values = [_ssim_frame(x, y, window) for x, y in zip(a.double(), b.double(), strict=True)]
-    return sum(values) / len(values)
+    window = (window / window.sum()).to(a.device, torch.float32)
+    total = 0.0
+    for done, (x, y) in enumerate(zip(a, b, strict=True), start=1):
+        total += _ssim_frame(x.float(), y.float(), window)
+        if on_frame is not None:
+            on_frame(done, len(a))
+    return total / len(a)
 
 
 def flicker(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -99,9 +109,12 @@ def _layout(clip: torch.Tensor) -> torch.Tensor:
 
 
 def _ssim_frame(x: torch.Tensor, y: torch.Tensor, window: torch.Tensor) -> float:
-    """SSIM of one frame, (H, W, C) float64."""
-    x, y = x.movedim(-1, 0)[:, None], y.movedim(-1, 0)[:, None]
-    window = window.to(x.device)
+    """SSIM of one frame, (H, W, C) float32.
+
+    Variances are taken about the mean of each frame: E x² − (E x)² of bright pixels would lose them.
+    """
+    about_x, about_y = x.mean(), y.mean()
+    x, y = (x - about_x).movedim(-1, 0)[:, None], (y - about_y).movedim(-1, 0)[:, None]
 
     def blur(image: torch.Tensor) -> torch.Tensor:
         return F.conv2d(F.conv2d(image, window.view(1, 1, -1, 1)), window.view(1, 1, 1, -1))
@@ -109,8 +122,9 @@ def _ssim_frame(x: torch.Tensor, y: torch.Tensor, window: torch.Tensor) -> float
     mean_x, mean_y = blur(x), blur(y)
     var_x, var_y = blur(x * x) - mean_x**2, blur(y * y) - mean_y**2
     covariance = blur(x * y) - mean_x * mean_y
+    mean_x, mean_y = mean_x + about_x, mean_y + about_y
     top = (2 * mean_x * mean_y + C1) * (2 * covariance + C2)
-    return (top / ((mean_x**2 + mean_y**2 + C1) * (var_x + var_y + C2))).mean().item()
+    return (top / ((mean_x**2 + mean_y**2 + C1) * (var_x + var_y + C2))).mean(dtype=torch.float64).item()
 
 
 def _check(a: torch.Tensor, b: torch.Tensor) -> None:

@@ -44,7 +44,28 @@ def test_ssim_agrees_with_a_window_written_out():
                     top = (2 * mp * mq + c1) * (2 * covariance + c2)
                     total += (top / ((mp**2 + mq**2 + c1) * (vp + vq + c2))).item()
                     count += 1
-    assert ssim(a, b) == pytest.approx(total / count, abs=1e-9)
+    assert ssim(a, b) == pytest.approx(total / count, abs=1e-7)
+
+
+def test_ssim_keeps_the_variance_of_bright_clips():
+    a = torch.full((1, 16, 18, 3), 250, dtype=torch.uint8)
+    b = a.clone()
+    b[:, :, ::2] -= 1
+    assert ssim(a, b) == pytest.approx(0.9957443, abs=1e-6)  # by the same formula in float64
+
+
+def test_a_long_comparison_is_told_frame_by_frame_and_can_be_ended():
+    told = []
+    ssim(clip(0), clip(1), lambda done, total: told.append((done, total)))
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+    def stop(done: int, total: int) -> None:
+        told.append(done)
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        ssim(clip(0), clip(1), stop)
+    assert told[3:] == [1]
 
 
 @pytest.mark.parametrize("other", [torch.zeros(2, 12, 12, 3), torch.zeros(1, 12, 12, 3, dtype=torch.uint8)])

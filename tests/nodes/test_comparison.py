@@ -28,6 +28,12 @@ def test_figures_are_those_of_the_clips() -> None:
     assert not far.composition_held and "composition changed" in far.line()
 
 
+def test_progress_is_told_frame_by_frame() -> None:
+    told = []
+    compare((clip(4), clip(5)), ("", ""), ("", ""), lambda done, total: told.append((done, total)))
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
 def test_frames_stand_in_step_under_captions() -> None:
     a, b = clip(4), clip(30)
     found = compare((a, b), ("a name much too long for a clip as narrow as this one is", "two"), ("", REPORT))

@@ -16,6 +16,7 @@ import shutil
 from pathlib import Path
 
 import comfy.model_management
+import comfy.utils
 import folder_paths
 import torch
 from safetensors.torch import load_file, save_file
@@ -29,6 +30,7 @@ LOAD = pack("nodes.load").SixBitLoadCogVideoX
 QUANTIZE = pack("nodes.quantize").SixBitQuantize
 LORA = pack("nodes.lora").SixBitLoadLora
 DMPQ = pack("nodes.dmpq").SixBitApplyDMPQ
+COMPARE = pack("nodes.compare").SixBitCompare
 CALIBRATE = pack("nodes.calibrate").SixBitCalibratePredictor
 REFERENCE = pack("nodes.reference").SixBitLoadReference
 OUT = MODELS / "out.safetensors"
@@ -87,6 +89,24 @@ def interrupted() -> str:
         quantized("good/")
     except comfy.model_management.InterruptProcessingException:
         return "interrupted" if not OUT.exists() and not list(MODELS.glob(".*")) else "left behind"
+    return "not interrupted"
+
+
+def comparing_interrupted() -> str:
+    """The host's own interruption, pressed after the first frame of three."""
+    told, clip = [], torch.zeros(3, 16, 16, 3)
+
+    def hook(done: int, total: int, *_: object, **__: object) -> None:
+        told.append((done, total))
+        comfy.model_management.interrupt_current_processing()
+
+    comfy.utils.set_progress_bar_global_hook(hook)
+    try:
+        COMPARE.execute(clip, clip)
+    except comfy.model_management.InterruptProcessingException:
+        return f"interrupted after {told}"
+    finally:
+        comfy.utils.set_progress_bar_global_hook(None)
     return "not interrupted"
 
 
@@ -180,6 +200,7 @@ ROWS = {
         "out.safetensors: Permission denied",
     ),
     "interrupted": (interrupted, "interrupted"),
+    "comparing is interrupted": (comparing_interrupted, "interrupted after [(1, 3)]"),
     "a LoRA of random bytes": (lambda: LORA.validate_inputs("random.safetensors"), "not a safetensors file"),
     "a LoRA with no name": (lambda: LORA.validate_inputs("../a\0b"), "there is no LoRA"),
     "a LoRA of odd keys": (lambda: LORA.execute(QUANTIZED, "odd.safetensors"), "holds no low-rank pair"),
