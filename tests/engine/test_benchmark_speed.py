@@ -1,4 +1,4 @@
-"""The speed benchmarks on a CPU and a tiny model: they run, and name what they measure as the results do."""
+"""The small benchmarks on a CPU and a tiny model: they run, and name what they measure as the results do."""
 
 import importlib
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = ("measure", "kernels", "memory", "model", "model_parts", "roofline")
+MODULES = ("measure", "composition", "kernels", "memory", "model", "model_parts", "roofline")
 
 
 @pytest.fixture
@@ -118,3 +118,14 @@ def test_memory(bench):
     _, rows = bench("memory", *few, *alone)
     assert {"sampling.3x4x8.host.cap5", "text", "decode"} <= set(rows)
     assert rows["text"]["peak_bytes"] > 0 and rows["decode"]["peak_bytes"] > 0
+
+
+def test_composition_holds_drafts_against_their_own_and_other_seeds(bench, tiny_folder):
+    few = ("--model", str(tiny_folder), "--captions", "1", "--steps", "6", "--draft-steps", "6")
+    bars, rows = bench("composition", *few, "--device", "cpu")
+    kinds = {name: row["same_seed"] for name, row in rows.items()}
+    at = "6of6.caption0.draft{}.final{}"
+    assert kinds == {at.format(d, f): d == f for d in range(2) for f in range(2)}
+    low, high = (bars[f"composition.6of6.{name}"] for name in ("same_seed_low", "other_seed_high"))
+    assert high < 0.9 < low <= 1  # from one noise or not
+    assert low == min(rows[at.format(seed, seed)]["composition"] for seed in (0, 1))
