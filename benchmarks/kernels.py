@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from measure import RESULTS, elapsed_ms, median_ms, register, relative, write_result
+from measure import RESULTS, device_of, elapsed_ms, median_ms, register, relative, write_result
 
 CHECKED_ROWS = 256
 
@@ -47,7 +47,7 @@ def main() -> None:
     given = parser.parse_args()
     register()
     torch.manual_seed(0)
-    size, device = SIZES[given.config], torch.device(given.device)
+    size, device = SIZES[given.config], device_of(given.device)
     with torch.inference_mode(), torch.device(device):
         bars, rows = linears(size, device, given.repeats)
         more_bars, more_rows = row_passes(size, device, given.repeats)

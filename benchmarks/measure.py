@@ -28,6 +28,13 @@ def register() -> None:
     runpy.run_path(str(ROOT / "reference" / "launch.py"))["register_root"](ROOT)
 
 
+def device_of(name: str) -> torch.device:
+    """The device, or an end in one line where it is not there."""
+    if name == "cuda" and not torch.cuda.is_available():
+        sys.exit("this benchmark needs a CUDA GPU; --config tiny --device cpu only shows that it runs")
+    return torch.device(name)
+
+
 def median_ms(
     calls: Mapping[str, Call], device: torch.device, repeats: int, warmup: int = 2, ahead: bool = False
 ) -> dict[str, float]:

@@ -14,7 +14,7 @@ import importlib.util
 from pathlib import Path
 
 import torch
-from measure import RESULTS, elapsed_ms, peak_bytes, register, write_result
+from measure import RESULTS, device_of, elapsed_ms, peak_bytes, register, write_result
 
 LOCATIONS = ("gpu", "gpu-int8", "gpu-nvfp4", "host")
 PARTS = ("sampling", "text", "decode")
@@ -45,7 +45,7 @@ def main() -> None:
         parser.error("this baseline needs a ComfyUI checkout: PYTHONPATH=CHECKOUT python benchmarks/...")
     if given.cap and given.baseline:
         parser.error("--cap holds for the whole process: measure baselines without it")
-    device = torch.device(given.device)
+    device = device_of(given.device)
     if given.cap and device.type == "cuda":
         whole = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(given.cap * GIB / whole, device)

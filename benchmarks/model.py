@@ -17,7 +17,7 @@ import itertools
 from pathlib import Path
 
 import torch
-from measure import RESULTS, median_ms, peak_bytes, per_call, register, write_result
+from measure import RESULTS, device_of, median_ms, peak_bytes, per_call, register, write_result
 
 BASELINES = ("diffusers", "compiled", "comfyui", "comfy-kitchen")
 NAMES = {"diffusers": "diffusers", "compiled": "compiled", "comfyui": "comfyui", "comfy-kitchen": "kitchen"}
@@ -53,7 +53,7 @@ def main() -> None:
     given.evaluations = given.evaluations or (50 if given.loop else 12)
     torch.manual_seed(0)
     with torch.no_grad():
-        bench = Bench(CONFIGS[given.config], torch.device(given.device))
+        bench = Bench(CONFIGS[given.config], device_of(given.device))
         baselines = {name: bench.baseline(name) for name in given.baseline}
         bars, rows = {}, []
         if given.loop:

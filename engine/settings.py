@@ -85,8 +85,10 @@ class RunSettings:
         if self.precision == "dmpq" and self.dmpq:
             words.append(f"router {self.dmpq.router}")
             fixed = FORMATS.get(self.dmpq.router)
-            if bits is None:
-                words.append(f"{fixed.bits} bits" if fixed else f"{self.dmpq.bits:g} bits asked for")
+            if bits is None and fixed:
+                words.append(f"{fixed.bits} bits")
+            elif bits is None and self.dmpq.router not in WITHOUT_NVFP4:
+                words.append(f"{self.dmpq.bits:g} bits asked for")
         if self.dmpq and bits is not None:
             words.append(f"{bits:.2f} bits")
         words.append("cache off" if self.cache is None else f"cache tdc, threshold {self.cache.threshold:g}")

@@ -236,6 +236,7 @@ def test_client_queues_quantizing_and_waits_for_the_copy(server: Server) -> None
     [
         (["cogvideox_quantize"], "the server refused it: node 1: "),
         (["cogvideox_quantize", "1.rate=2"], "there is no input 1.rate"),
+        (["reference", "7.seed=abc"], "7.seed is like"),
         (["nothing"], "there is no workflow "),
         (["reference", "--server", "http://127.0.0.1:9"], "no ComfyUI at http://127.0.0.1:9"),
     ],

@@ -46,7 +46,10 @@ def changed(prompt: dict, changes: list[str]) -> dict:
         if node not in prompt or name not in prompt[node]["inputs"]:
             sys.exit(f"there is no input {place}; look into the workflow's file")
         before = prompt[node]["inputs"][name]
-        prompt[node]["inputs"][name] = text if isinstance(before, str) else json.loads(text)
+        try:
+            prompt[node]["inputs"][name] = text if isinstance(before, str) else json.loads(text)
+        except ValueError:
+            sys.exit(f"{place} is like {before!r}, got {text!r}")
     return prompt
 
 
