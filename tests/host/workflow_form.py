@@ -19,7 +19,8 @@ API = ROOT / "workflows" / "api"
 _SLOT, _FIELD, _TEXT, _MARGIN = 20, 24, 110, 30  # pixels down: a socket, a field, one of several lines
 _TITLE, _GAP, _CHOSEN = 30, 20, 160  # the last is the picture that Load Image shows
 _SHOWN = 100  # height, beyond its width, of a node that ends the graph: a square clip or picture fits in
-_COLUMNS = (("Models", 440), ("Settings", 320), ("Sampling", 320), ("Result", 440))  # and their widths
+_COLUMNS = (("Models", 380), ("Settings", 320), ("Sampling", 280), ("Result", 440))  # and their widths
+_TALLEST, _NARROW = 1230, 270  # a taller column is broken into narrow ones, side by side in its frame
 _FRAME = {"color": "#3f789e", "font_size": 24, "flags": {}}
 
 
@@ -153,7 +154,7 @@ def _node(key: int, entry: dict, prompt: dict, schemas: dict, links: list[list])
 
 
 def _place(nodes: list[dict], order: list[str]) -> tuple[list[dict], int]:
-    """Put nodes into `_COLUMNS`, one under the other as the API form lists them.
+    """Put nodes into `_COLUMNS`, one under the other as the API form lists them; tall ones side by side.
 
     Args:
         order: of the keys, which is one that they can run in.
@@ -163,16 +164,35 @@ def _place(nodes: list[dict], order: list[str]) -> tuple[list[dict], int]:
     """
     left, bottoms, frames = 0, [], []
     for (title, width), column in zip(_COLUMNS, _columns(nodes, order), strict=True):
-        top = 0
-        for node in column:
-            node["pos"], node["size"][0] = [left, top], width
-            top += node["size"][1] + _GAP + _TITLE
-        bottoms.append(top)
+        parts = [column] if _height(column) <= _TALLEST else _broken(column)
+        if len(parts) > 1:
+            for node in column:
+                if node["size"][1] == _SHOWN + width:
+                    node["size"][1] = _SHOWN + _NARROW
+            parts, width = _broken(column), _NARROW
+        for number, part in enumerate(parts):
+            top = 0
+            for node in part:
+                node["pos"], node["size"][0] = [left + number * (width + _GAP), top], width
+                top += node["size"][1] + _GAP + _TITLE
+        bottoms.append(max(map(_height, parts)))
         if column:
-            bounding = [left - _GAP, -3 * _TITLE, width + 2 * _GAP, top + 2 * _TITLE]
+            across = len(parts) * (width + _GAP) - _GAP
+            bounding = [left - _GAP, -3 * _TITLE, across + 2 * _GAP, bottoms[-1] + 2 * _TITLE]
             frames.append({"title": title, "bounding": bounding, **_FRAME})
-            left += width + 3 * _GAP
+            left += across + 3 * _GAP
     return frames, bottoms[0]
+
+
+def _height(column: list[dict]) -> int:
+    return sum(node["size"][1] + _GAP + _TITLE for node in column)
+
+
+def _broken(column: list[dict]) -> list[list[dict]]:
+    """A column in two, in its order, as even as they get."""
+    cuts = range(1, len(column))
+    cut = min(cuts, key=lambda n: max(_height(column[:n]), _height(column[n:])), default=len(column))
+    return [column[:cut], column[cut:]]
 
 
 def _columns(nodes: list[dict], order: list[str]) -> list[list[dict]]:
@@ -190,7 +210,7 @@ def _columns(nodes: list[dict], order: list[str]) -> list[list[dict]]:
         ends = sources and not any(entry["links"] for entry in node["outputs"])
         if not sources:
             column = 0
-        elif decoded or (ends and before < 2):
+        elif decoded or node["type"].startswith("VAEDecode") or (ends and before < 2):
             column = 3
         else:
             column = max(before, 2 if node["type"] == "KSampler" else 1)
