@@ -164,8 +164,8 @@ def _place(nodes: list[dict], order: list[str]) -> tuple[list[dict], int]:
     """
     left, bottoms, frames = 0, [], []
     for (title, width), column in zip(_COLUMNS, _columns(nodes, order), strict=True):
-        parts = [column] if _height(column) <= _TALLEST else _broken(column)
-        if len(parts) > 1:
+        parts = [column]
+        if _height(column) > _TALLEST:
             for node in column:
                 if node["size"][1] == _SHOWN + width:
                     node["size"][1] = _SHOWN + _NARROW
