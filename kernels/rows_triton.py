@@ -198,6 +198,8 @@ def rows_kernel(
             used = first + lane < size
             largest = tl.where(used, _row_largest(x.to(tl.float32), ROWS, INTERPRETED), 0.0)
             total = tl.where(used, _row_sums(tl.abs(x.to(tl.float32)), ROWS), 0.0)
+            if DOUBLED:
+                largest, total = 0.5 * largest, 0.5 * total
             largest = largest_magnitude(largest[None, :], 1, INTERPRETED)
             tl.store(partial_ptr + tile * 2 + tl.arange(0, 1), largest)
             tl.store(partial_ptr + tile * 2 + 1, tl.sum(total))
