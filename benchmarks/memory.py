@@ -74,9 +74,10 @@ def sampling(given, device, bars, rows) -> None:
     bars[f"memory.{given.config}.weights_gib"] = held / GIB
     peaks, ms = {}, {}
     for location in given.location:
-        loop = lambda location=location: bench.timed_loop("0.4", given.evaluations, location)  # noqa: E731
+        told = []
+        loop = lambda: told.append(bench.timed_loop("0.4", given.evaluations, location))  # noqa: B023, E731
         peaks[location] = held + peak_bytes(loop, device)
-        ms[location], report = loop()
+        ms[location], report = told[0]
         rows.append(
             {
                 "name": f"sampling.{clip}.{location}" + (f".cap{given.cap:g}" if given.cap else ""),

@@ -6,7 +6,8 @@ weights; medians of CUDA events. Ours: NVFP4 weights, INT8 activations. Results:
 benchmarks/results/model-CONFIG.json.
 
     --baseline   diffusers: bf16 eager; compiled: the same, torch.compile per block; comfyui: the native model
-                 of the ComfyUI on PYTHONPATH; comfy-kitchen: that model with comfy-kitchen's int8_linear
+                 of the ComfyUI on PYTHONPATH; comfyui-compiled: that, torch.compile per block; comfy-kitchen:
+                 that model with comfy-kitchen's int8_linear
     --skip       a share of block evaluations to skip in a fixed pattern, or a report.json whose skips are
                  stretched to this model's blocks and to 50 evaluations
 """
@@ -19,8 +20,7 @@ from pathlib import Path
 import torch
 from measure import RESULTS, device_of, median_ms, peak_bytes, per_call, register, write_result
 
-BASELINES = ("diffusers", "compiled", "comfyui", "comfy-kitchen")
-NAMES = {"diffusers": "diffusers", "compiled": "compiled", "comfyui": "comfyui", "comfy-kitchen": "kitchen"}
+BASELINES = ("diffusers", "compiled", "comfyui", "comfyui-compiled", "comfy-kitchen")
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
 
     if given.config not in CONFIGS:
         parser.error(f"--config must be one of 2b, 5b, 1.5-5b, got {given.config}")
-    if {"comfyui", "comfy-kitchen"} & {*given.baseline} and importlib.util.find_spec("comfy") is None:
+    if any(name.startswith("comfy") for name in given.baseline) and importlib.util.find_spec("comfy") is None:
         parser.error(
             "these baselines need a ComfyUI checkout: PYTHONPATH=CHECKOUT python benchmarks/model.py ..."
         )
@@ -79,7 +79,7 @@ def forward(given, bench, baselines, bars, rows) -> None:
             rows.append({"name": f"forward.{name}", "ms": value, "peak_bytes": held, **counts})
         bars[f"model.{given.config}.syncs_per_step"] = rows[-1]["waits"]
     for name in baselines:
-        bars[f"model.{given.config}.vs_{NAMES[name]}"] = ms[name] / ms["ours"]
+        bars[f"model.{given.config}.vs_{_short(name)}"] = ms[name] / ms["ours"]
     errors = bench.block_errors(given.checked_blocks)
     bars[f"model.{given.config}.block_error"] = max(error for _, error, _ in errors)
     rows += [
@@ -118,7 +118,11 @@ def loop(given, bench, baselines, bars, rows) -> None:
         measured = bench.timed_baseline_loop(call, given.baseline_evaluations)
         whole = measured * given.evaluations / given.baseline_evaluations
         rows.append({"name": f"loop.{name}", "ms": whole, "evaluations_timed": given.baseline_evaluations})
-        bars[f"loop.{given.config}.vs_{NAMES[name]}"] = whole / ms
+        bars[f"loop.{given.config}.vs_{_short(name)}"] = whole / ms
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("comfy-").replace("-", "_")
 
 
 if __name__ == "__main__":

@@ -95,10 +95,13 @@ class Bench:
 
     def baseline(self, name: str) -> Call:
         """One forward of a baseline."""
-        if name in ("comfyui", "comfy-kitchen"):
+        if name.startswith("comfy"):
             model = _comfyui(self)
             if name == "comfy-kitchen":
                 _kitchen_linears(model, self.family)
+            if name == "comfyui-compiled":
+                for block in model.blocks:
+                    block.compile()
             self.models[name] = model
             x = self.latents.transpose(1, 2).contiguous()
             return lambda: model(x, self.step, self.text)

@@ -62,20 +62,20 @@ def run_quantize(given: Namespace) -> None:
         config = QuantizeConfig(given.method, given.rotation, given.compatible, given.force, calibrated)
     except ValueError as error:
         raise InputError(str(error)) from error
-    source, inputs, errors = Path(given.source), None, {}
+    source, inputs, errors = Path(given.source), None, None
     if calibrated:
         if config.method != "gptq" and (given.rotation != "auto" or given.compatible):
             raise InputError(
                 "--calibration serves --method gptq, or --rotation auto where layers may rotate; leave it out"
             )
-        inputs = SampleInputs(Path(given.calibration), open_checkpoint(source))
+        inputs, errors = SampleInputs(Path(given.calibration), open_checkpoint(source)), {}
     with progress_bars() as progress:
 
         def on_bytes(done: int, total: int, name: str) -> None:
             progress("quantize", done, total)
 
         made = quantize_checkpoint(source, Path(given.target), config, on_bytes, inputs, errors=errors)
-    for line in error_lines(errors):
+    for line in error_lines(errors or {}):
         say(line)
     ratio = made.source_bytes / made.target_bytes
     say(

@@ -76,6 +76,15 @@ class Checkpoint:
         """The tensor as stored, read now, on the CPU."""
         return read_tensor(self._info(name))
 
+    def finite(
+        self, name: str, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """The tensor there and in that type. CheckpointError where it then holds NaN or Inf."""
+        tensor = self.tensor(name).to(device=device, dtype=dtype)
+        if not torch.isfinite(tensor).all():
+            raise CheckpointError(f"{self.path}: {name} holds NaN or Inf; download the checkpoint again")
+        return tensor
+
     def quantized(self, layer: str) -> QuantizedWeight:
         """The NVFP4 weight of a quantized layer ("blocks.0.q").
 

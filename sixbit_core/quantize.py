@@ -2,6 +2,8 @@
 
 Block Linears and adaLN Linears become NVFP4. Block Linears are stored rotated by the block
 Hadamard that their INT8 activations need; adaLN Linears read one row and are never rotated.
+What those read at every timestep is known, so that but for "rtn" they are always rounded by
+their inputs: on the reference as good as 16 bits, and the trajectory error 17 % lower.
 All else is copied in its precision; float32 goes to the precision the family was published in.
 A file for a stock host keeps one adaLN Linear in 16 bits: that host reads the width of the time
 embedding off its shape, and takes the packed one for it.
@@ -20,9 +22,10 @@ from . import VERSION
 from .checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from .families import ModelFamily
 from .provenance import source_licence, source_name
-from .quantize_weight import QuantizeConfig, output_errors, quantize_group, quantize_linear
+from .quantize_weight import GPTQ, QuantizeConfig, output_errors, quantize_group, quantize_linear
 from .quantized import QuantizedWeight, file_entries
 from .safetensors_file import StreamWriter
+from .time_embedding import time_inputs
 
 __all__ = [
     "QuantizeConfig",
@@ -179,7 +182,7 @@ def planned_entries(
 
 
 def layer_groups(family: ModelFamily, compatible: bool = False) -> Iterator[tuple[tuple[str, ...], bool]]:
-    """Layers to quantize, in order: those that share a global scale together, and whether they may rotate."""
+    """Layers to quantize, in order: those that share a global scale together, and whether of a block."""
     for n in range(family.layers):
         block = f"{family.blocks}.{n}"
         yield tuple(f"{block}.{kind}" for kind in family.shared_input), True
@@ -216,9 +219,10 @@ def quantize_tensors(
     Args:
         checkpoint: an unquantized one.
         config: method and rotation.
-        inputs: layer -> (n, K) sample inputs, for rotation "auto" and "gptq"; the first layer's of a group.
+        inputs: block layer -> (n, K) sample inputs, for rotation "auto" and "gptq"; the first layer's of a
+            group.
         device: where the work is done and the result lies.
-        errors: where to keep the output error of each layer that has inputs, on these inputs.
+        errors: where to keep the output error of each layer whose inputs are known, on these inputs.
 
     Yields:
         (layer, QuantizedWeight) in the order of `layer_groups`, then (tensor name, tensor) copied.
@@ -227,12 +231,14 @@ def quantize_tensors(
         CheckpointError: already quantized, or a tensor of another type or with NaN or Inf.
     """
     check_plain(checkpoint)
-    upright = replace(config, rotation="off")
-    for layers, may_rotate in layer_groups(checkpoint.family, config.compatible):
-        weights = [_finite(checkpoint, f"{layer}.weight", device) for layer in layers]
-        samples = inputs.get(layers[0]) if inputs else None
+    method = config.method if config.method == "rtn" else GPTQ
+    by_time = replace(config, rotation="off", method=method, calibrated=True)
+    embedded = time_inputs(checkpoint)
+    for layers, in_block in layer_groups(checkpoint.family, config.compatible):
+        weights = [checkpoint.finite(f"{layer}.weight", device) for layer in layers]
+        samples = (inputs.get(layers[0]) if inputs else None) if in_block else embedded
         try:
-            group = quantize_group(weights, config if may_rotate else upright, inputs=samples)
+            group = quantize_group(weights, config if in_block else by_time, inputs=samples)
         except ValueError as error:
             names = ", ".join(layers)
             raise CheckpointError(f"{checkpoint.path}: {names} cannot be quantized: {error}") from error
@@ -241,7 +247,7 @@ def quantize_tensors(
         del weights, samples
         yield from zip(layers, group, strict=True)
     for name in copied_names(checkpoint, config.compatible):
-        yield name, _finite(checkpoint, name, device, copied_dtype(checkpoint, name))
+        yield name, checkpoint.finite(name, device, copied_dtype(checkpoint, name))
 
 
 def check_plain(checkpoint: Checkpoint) -> None:
@@ -252,15 +258,6 @@ def check_plain(checkpoint: Checkpoint) -> None:
     """
     if checkpoint.is_quantized:
         raise CheckpointError(f"{checkpoint.path} is quantized already; give the original checkpoint")
-
-
-def _finite(
-    checkpoint: Checkpoint, name: str, device: torch.device | str, dtype: torch.dtype | None = None
-) -> torch.Tensor:
-    tensor = checkpoint.tensor(name).to(device=device, dtype=dtype)
-    if not torch.isfinite(tensor).all():
-        raise CheckpointError(f"{checkpoint.path}: {name} holds NaN or Inf; download the checkpoint again")
-    return tensor
 
 
 def config_json(checkpoint: Checkpoint) -> str:

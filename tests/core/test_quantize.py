@@ -284,7 +284,6 @@ def test_fp32_that_overflows_fp16_is_named(tmp_path):
     state = {n: torch.zeros(1).expand(s) for n, s in two.tensor_shapes().items() if "norm_final" in n}
     save_file({n: t.clone() + 1e6 for n, t in state.items()}, tmp_path / "a.safetensors")
     from sixbit_diffusion.sixbit_core.checkpoint import Checkpoint
-    from sixbit_diffusion.sixbit_core.quantize import _finite
     from sixbit_diffusion.sixbit_core.safetensors_file import read_header
 
     infos, metadata = read_header(tmp_path / "a.safetensors")
@@ -292,4 +291,4 @@ def test_fp32_that_overflows_fp16_is_named(tmp_path):
     checkpoint = Checkpoint(tmp_path / "a.safetensors", two, metadata, None, infos, shapes, {})
     assert copied_dtype(checkpoint, "norm_final.weight") == torch.float16
     with pytest.raises(CheckpointError, match=r"norm_final\.weight holds NaN or Inf"):
-        _finite(checkpoint, "norm_final.weight", "cpu", torch.float16)
+        checkpoint.finite("norm_final.weight", "cpu", torch.float16)
