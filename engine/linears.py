@@ -14,7 +14,7 @@ class QuantizedLinear(nn.Module):
 
     By itself it computes with 16-bit activations (W4A16); a run that routes precision replaces `forward` for
     its own duration. Its tensors are buffers: they move with `.to(device)`, and must never be cast. A weight
-    that waits in host memory (`waiting`) is copied for each call, in stream order; the copy goes after it.
+    that waits in host memory (`waiting`) is read from there at each call.
     """
 
     def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None):
@@ -36,14 +36,13 @@ class QuantizedLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x` (..., in_features) to (..., out_features), same dtype."""
         rows = x.reshape(-1, self.in_features)
-        data, scale = (part.to(x.device, non_blocking=True) for part in (self.data, self.scale))
-        y = linear_w4a16(rows, data, scale, self.global_scale, self.bias, self.hadamard)
+        y = linear_w4a16(rows, self.data, self.scale, self.global_scale, self.bias, self.hadamard)
         return y.reshape(*x.shape[:-1], self.out_features)
 
 
 def waiting(weight: QuantizedWeight, device: torch.device) -> QuantizedWeight:
     """The weight in host memory, pinned where `device` is a GPU; its one global scale on the device."""
     data, scale = weight.data.cpu(), weight.scale.cpu()
-    if device.type == "cuda":  # only from pinned memory is a copy not waited for
+    if device.type == "cuda":  # pinned memory a GPU can read
         data, scale = data.pin_memory(), scale.pin_memory()
     return replace(weight, data=data, scale=scale, global_scale=weight.global_scale.to(device))

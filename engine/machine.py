@@ -38,12 +38,23 @@ def find_machine(device: str = "auto") -> Machine:
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch sees no CUDA device here; use --device cpu or a CUDA torch")
     if device != "cpu" and torch.cuda.is_available():
+        grow_segments()
         card = torch.cuda.get_device_properties(0)
         capability = None if torch.version.hip else (card.major, card.minor)
         return Machine(torch.device("cuda"), card.name, card.total_memory, capability)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     processor = platform.machine() or "processor"
     return Machine(torch.device("cpu"), f"{processor}, {cores} cores", _host_memory())
+
+
+def grow_segments() -> None:
+    """Let PyTorch's memory on a GPU grow in place, unless it was told otherwise; before it is first used.
+
+    In segments of fixed sizes the loop of a 5B needs up to 1.1 GiB more than it holds.
+    """
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the latter before PyTorch 2.9
+    if sys.platform == "linux" and not any(name in os.environ for name in names):
+        os.environ[names[1]] = "expandable_segments:True"
 
 
 def versions() -> dict[str, str]:

@@ -4,9 +4,9 @@ It is built on the meta device and filled tensor by tensor, so a quantized file 
 memory. A sincos table comes first: making one takes several times its bytes for a moment (0.5 GB on the 2B).
 
 On a GPU the NVFP4 weights of the adaLN linears (14 % of the 5B's parameters) wait in pinned host memory and
-are copied for each call: 0.42 GiB less there on the 5B, for 0.45 GB over the bus an evaluation and up to
-0.8 GB of host memory, since PyTorch pins powers of two. A table of their outputs would hold more (0.14 GiB a
-row of the batch for 50 steps), and a step seldom comes twice.
+are read from there at each call: 0.42 GiB less there on the 5B, for 0.45 GB over the bus an evaluation and
+up to 0.8 GB of host memory, since PyTorch pins powers of two. A table of their outputs would hold more (0.14
+GiB a row of the batch for 50 steps), and a step seldom comes twice.
 """
 
 from collections.abc import Iterator

@@ -37,7 +37,8 @@ def linear_w4a16(
 
     Args:
         x: (M, K) float16, bfloat16 or float32.
-        data, scale, global_scale: NVFP4 weight (N, K), see `nvfp4`.
+        data, scale, global_scale: NVFP4 weight (N, K), see `nvfp4`. Where x is on a GPU, data and scale may
+            lie in pinned host memory: Triton's twin reads them there, the others copy them, without a wait.
         bias: (N,) of a floating-point type, or None.
         hadamard: block in which the weight is stored rotated; 0 or 1 if it is not.
 
@@ -49,7 +50,7 @@ def linear_w4a16(
     """
     check_linear("linear_w4a16", x, data, scale, global_scale, bias, hadamard)
     rotated = block_hadamard(x.float(), hadamard)
-    y = rotated @ dequantize_nvfp4(data, scale, global_scale).T
+    y = rotated @ dequantize_nvfp4(*beside(x, data, scale), global_scale).T
     return _finish(y, bias, x.dtype)
 
 
@@ -158,6 +159,11 @@ def check_int8_linear(
                 f"{name} needs q with {weight[0].shape[1] * 2} columns, as the weight has, got {describe(q)}"
             )
         _check_bias(name, bias, weight[0].shape[0])
+
+
+def beside(x: torch.Tensor, data: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`data` and `scale` on the device of `x`."""
+    return data.to(x.device, non_blocking=True), scale.to(x.device, non_blocking=True)
 
 
 def _check_bias(name: str, bias: torch.Tensor | None, columns: int) -> None:

@@ -24,7 +24,7 @@ import torch
 
 from .cast import cast_nvfp4_to_int8
 from .hadamard import block_hadamard
-from .linear import Weight, check_int8_linear, check_linear, int8_linear, linear_w4a16
+from .linear import Weight, beside, check_int8_linear, check_linear, int8_linear, linear_w4a16
 from .nvfp4 import dequantize_nvfp4
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -164,6 +164,7 @@ def linear_w4a16_half(
     hadamard: int = 0,
 ) -> torch.Tensor:
     check_linear("linear_w4a16", x, data, scale, global_scale, bias, hadamard)
+    data, scale = beside(x, data, scale)
     weight = block_hadamard(dequantize_nvfp4(data, scale, global_scale), hadamard).to(x.dtype)
     return torch.nn.functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
 

@@ -44,7 +44,7 @@ def linear_w4a16_triton(
     hadamard: int = 0,
 ) -> torch.Tensor:
     check_linear("linear_w4a16", x, data, scale, global_scale, bias, hadamard)
-    weight = decode(data, scale, global_scale, x.dtype, hadamard)
+    weight = decode(data, scale, global_scale, x.dtype, hadamard, x.device)
     return torch.nn.functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
 
 

@@ -58,18 +58,20 @@ def decode(
     global_scale: torch.Tensor | None,
     dtype: torch.dtype,
     hadamard: int = 0,
+    device: torch.device | None = None,
 ) -> torch.Tensor:
     """Launch the decoder, and rotate in blocks of `hadamard` before rounding to `dtype`.
 
-    Without `global_scale` and rotation: e2m1 * scale alone, exact in every dtype.
+    Without `global_scale` and rotation: e2m1 * scale alone, exact in every dtype. With `device`, `data` and
+    `scale` may lie in pinned host memory, where the kernel reads them.
     """
     N, K = data.shape[0], data.shape[1] * 2
     data = data.contiguous()
     scale = scale.contiguous().view(torch.uint8)
-    out = torch.empty((N, K), dtype=dtype, device=data.device)
+    out = torch.empty((N, K), dtype=dtype, device=device or data.device)
     rows, width = TILE
     block = max(hadamard, 1)
-    with on_device(data):
+    with on_device(out):
         dequantize_nvfp4_kernel[(triton.cdiv(N, rows), triton.cdiv(K // 2, width))](
             data,
             scale,

@@ -146,20 +146,21 @@ def row_jobs(dtype: str) -> Iterator[Job]:
 
 
 def whole_row_jobs(dtype: str, capability: tuple[int, int]) -> Iterator[Job]:
-    """The passes over whole rows, at the widths of CogVideoX-5B; the two fullest in every type."""
+    """The passes over whole rows, at the widths of CogVideoX-5B; the fullest in every type."""
     from sixbit_diffusion.kernels import rows_triton
     from sixbit_diffusion.kernels.rows_triton import GELU, NORM, PLAIN
 
     torch_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
     cases = [
-        ("norm_modulate_int8", NORM, 3072, 128, True),
-        ("gelu_int8", GELU, 12288, 128, True),
-        ("quantize_int8 rotated", PLAIN, 3072, 128, True),
-        ("quantize_int8 plain", PLAIN, 3072, 1, True),
-        ("norm_modulate", NORM, 3072, 1, False),
+        ("norm_modulate_int8", NORM, 3072, 128, True, True),
+        ("gelu_int8", GELU, 12288, 128, True, True),
+        ("gelu_int8 unmeasured", GELU, 12288, 128, True, False),
+        ("quantize_int8 rotated", PLAIN, 3072, 128, True, False),
+        ("quantize_int8 plain", PLAIN, 3072, 1, True, False),
+        ("norm_modulate", NORM, 3072, 1, False, False),
     ]
-    for label, prologue, width, block, quantize in cases if dtype == "bf16" else cases[:2]:
-        tile = rows_triton.row_tile(width, torch_dtype, prologue, capability, block)
+    for label, prologue, width, block, quantize, outliers in cases if dtype == "bf16" else cases[:3]:
+        tile = rows_triton.row_tile(width, torch_dtype, prologue, capability, block, outliers)
         yield Job(
             f"{label} {dtype}",
             rows_triton.rows_kernel,
@@ -183,7 +184,7 @@ def whole_row_jobs(dtype: str, capability: tuple[int, int]) -> Iterator[Job]:
                 "COLUMNS": rows_triton.COLUMNS,
                 "PROLOGUE": prologue,
                 "QUANTIZE": quantize,
-                "OUTLIERS": quantize and prologue != PLAIN,
+                "OUTLIERS": outliers,
                 "HADAMARD": block,
                 "FACTOR": block**-0.5,
                 "PRODUCT": ROW_DTYPES[dtype],

@@ -42,6 +42,7 @@ ROW_KERNELS = {
     "norm_rotary",
     "norm_modulate_int8",
     "gelu_int8",
+    "gelu_int8 unmeasured",
     "quantize_nvfp4 rotated",
     "quantize_nvfp4 per row",
     "quantize_nvfp4 search",
