@@ -90,7 +90,7 @@ class Bench:
         return (
             self.weight_bytes("ours")
             + cache
-            + sampling_bytes("int8", 2 * tokens * self.family.width * itemsize)
+            + sampling_bytes("int8", tokens * self.family.width * itemsize, 2)
         )
 
     def baseline(self, name: str) -> Call:

@@ -122,8 +122,8 @@ def _memory_line(facts: ModelFacts, settings: RunSettings, clip: ClipSpec, machi
         for file in (facts.folder / part).glob("*.safetensors")
     )
     streams = 2 if clip.guided else 1
-    hidden = streams * facts.tokens(clip.size, clip.frames) * facts.width * dtype.itemsize
-    inside = sampling_bytes("full" if settings.dmpq is None else settings.dmpq.router, hidden)
+    hidden = facts.tokens(clip.size, clip.frames) * facts.width * dtype.itemsize
+    inside = sampling_bytes("full" if settings.dmpq is None else settings.dmpq.router, hidden, streams)
     return (
         f"memory: transformer {spelled_bytes(weights)} (16-bit {spelled_bytes(full)}), "
         f"delta cache {spelled_bytes(cache)}, sampling beside them about {spelled_bytes(inside)}; "

@@ -1,12 +1,12 @@
 """What a clip needs at the least, and a refusal where the machine has less in all.
 
-    bytes = max(5 · streams · tokens · width · b, 3 · frames · height · width · (b + 4))
+    bytes = max((streams + 2) · tokens · width · b, 3 · frames · height · width · (b + 4))
 
-The first is a block's hidden state and the four times wider inside of its feed-forward; the second the
-decoded clip, in the type of the run (b bytes a value) and in float32. Real runs need more: this never refuses
-one that fits. What they do need beside weights and delta cache is expected to be `HELD` times the hidden
-states, counted from what a block holds at once (`sixbit_core/block.py`); in full precision as measured on
-the 5B, one H200.
+The first is a block's hidden states and the four times wider inside of one stream's feed-forward in INT8; the
+second the decoded clip, in the type of the run (b bytes a value) and in float32. Real runs need more: this
+never refuses one that fits. What they do need beside weights and delta cache is counted from what a block
+holds at once (`sixbit_core/block.py`): the hidden states of all streams twice, and those of one `HELD` times
+more. In full precision it is 13 times all of them, as measured on the 5B, one H200.
 """
 
 from ..sixbit_core.report import spelled_bytes
@@ -14,24 +14,28 @@ from .errors import InputError
 from .facts import ModelFacts
 from .machine import Machine
 
-HELD = {"int8": 5.5, "full": 13.0}
-HELD_OTHERWISE = 11.0  # blocks with a linear in NVFP4 or 16 bits
+HELD = {"int8": 3.9}
+HELD_OTHERWISE = 9.0  # blocks with a linear in NVFP4 or 16 bits
+HELD_IN_FULL = 13.0  # of all streams
 
 
-def sampling_bytes(formats: str, hidden: int) -> int:
+def sampling_bytes(formats: str, hidden: int, streams: int) -> int:
     """Bytes expected beside weights and delta cache.
 
     Args:
         formats: "full" for full precision, "int8" where every activation is, or anything else.
-        hidden: bytes of the hidden states of all streams.
+        hidden: bytes of the hidden states of one stream.
+        streams: of the batch.
     """
-    return int(HELD.get(formats, HELD_OTHERWISE) * hidden)
+    if formats == "full":
+        return int(HELD_IN_FULL * streams * hidden)
+    return int((2 * streams + HELD.get(formats, HELD_OTHERWISE)) * hidden)
 
 
 def least_bytes(facts: ModelFacts, size: tuple[int, int], frames: int, guided: bool, itemsize: int) -> int:
     """Bytes that sampling or decoding a clip holds at once on the device, weights not counted."""
     streams = 2 if guided else 1
-    inside = 5 * streams * facts.tokens(size, frames) * facts.width * itemsize
+    inside = (streams + 2) * facts.tokens(size, frames) * facts.width * itemsize
     return max(inside, 3 * frames * size[0] * size[1] * (itemsize + 4))
 
 

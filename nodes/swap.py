@@ -131,7 +131,9 @@ def _parts(block: nn.Module, x: torch.Tensor, options: dict[str, Any], held: Exi
     def linear(found: QuantizedLinear) -> BlockLinear:
         return BlockLinear(*held.enter_context(found.cast(x, beside_others=True)), found.branch)
 
-    return block_parts(module, linear, KINDS, block.num_heads, partial(_attention, block.num_heads, options))
+    together = "optimized_attention_override" in options  # it may know rows by their place in the batch
+    attention = partial(_attention, block.num_heads, options)
+    return block_parts(module, linear, KINDS, block.num_heads, attention, together)
 
 
 def _attention(

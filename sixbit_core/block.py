@@ -9,8 +9,9 @@ Text tokens come before video tokens; scale, shift and gate differ between the t
 comes from the run, which is told what ran and, where it watches them, the outlier ratios of the inputs.
 A linear in another format than INT8, or whose float input someone wants to see, goes through `run.linear`.
 
-In units of the hidden states (B, N, D) of 16 bits, a block in INT8 holds about 5.5 at the most: in the
-feed-forward 2 in and out, 2 inside, 1.5 of a piece and what it is made of; in the attention 2 and q, k and v.
+A large batch goes through a block one row after the other, which gives the same numbers. In units of the
+hidden states (B, N, D) of 16 bits, a CFG batch in INT8 so holds about 3.8 at the most: what comes in, half of
+what goes out, and of one row 1.5 inside the feed-forward, 0.75 around it; in its attention 2 and q, k and v.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +39,8 @@ Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Rotary = tuple[torch.Tensor, torch.Tensor]
 Quantized = tuple[torch.Tensor, ...]  # values, row scales, and the magnitudes where they were asked for
 QKV = ("q", "k", "v")
-PIECE = 9216  # rows of the feed-forward's inside that are there in 16 bits at once, about
+PIECE = 4608  # rows of the feed-forward's inside that are there in 16 bits at once, about
+Modulation = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # shift, scale and gate, each (B, 2, D)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +79,7 @@ class BlockParts:
             then of the text.
         norm_q, norm_k: over a head's width, with one eps; None without.
         attention: (q, k, v as (B, heads, N, d) views) -> (B, heads, N, d).
+        together: attention has to see all rows of the batch at once.
     """
 
     heads: int
@@ -86,6 +89,7 @@ class BlockParts:
     norm_q: Norm | None = None
     norm_k: Norm | None = None
     attention: Attention = nn.functional.scaled_dot_product_attention
+    together: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,7 @@ def block_parts(
     kinds: Sequence[str],
     heads: int,
     attention: Attention = nn.functional.scaled_dot_product_attention,
+    together: bool = False,
 ) -> BlockParts:
     """Describe a block by its native names.
 
@@ -112,7 +117,7 @@ def block_parts(
         linear: module of a quantized linear -> its weight and bias.
         kinds: the family's linears.
         heads: of the attention.
-        attention: see `BlockParts`.
+        attention, together: see `BlockParts`.
     """
     return BlockParts(
         heads,
@@ -122,6 +127,7 @@ def block_parts(
         _norm(module("norm_q")),
         _norm(module("norm_k")),
         attention,
+        together,
     )
 
 
@@ -147,24 +153,84 @@ def block_forward(
         (video, text) after the block, new tensors.
     """
     activated = nn.functional.silu(time)
-    text, video = _attention(run, index, parts, video, text, activated, rotary)
-    text, video = _feed_forward(run, index, parts, video, text, activated)
-    return video, text
+    modulations = [_modulation(make(activated)) for make in parts.modulations]
+    batch, tokens = video.shape[0], video.shape[1] + text.shape[1]
+    if batch == 1 or batch * tokens <= PIECE or parts.together or run.wants_inputs:
+        return _block(Rows(run), index, parts, video, text, modulations, rotary)
+    made = [
+        _block(
+            Rows(run, (row,)),
+            index,
+            parts,
+            video[row : row + 1],
+            text[row : row + 1],
+            [tuple(part[row : row + 1] for part in modulation) for modulation in modulations],
+            rotary,
+        )
+        for row in range(batch)
+    ]
+    return torch.cat([video for video, _ in made]), torch.cat([text for _, text in made])
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a block asks of a run, of some rows of the batch; of all without `rows`."""
+
+    run: RunState
+    rows: tuple[int, ...] | None = None
+
+    @property
+    def watches_outliers(self) -> bool:
+        """See `RunState.watches_outliers`."""
+        return self.run.watches_outliers
+
+    def in_int8(self, index: int, linears: Mapping[str, BlockLinear]) -> bool:
+        """Whether these linears can share one input that is quantized in the pass that makes it."""
+        formats, rotations = self.run.formats(index), {one.weight.hadamard for one in linears.values()}
+        return (
+            not self.run.wants_inputs
+            and len(rotations) == 1
+            and all(formats[kind] == "int8" and one.branch is None for kind, one in linears.items())
+        )
+
+    def ran(self, index: int, kinds: Sequence[str], tokens: int, ratio: torch.Tensor | None) -> None:
+        """See `RunState.ran`."""
+        self.run.ran(index, kinds, tokens, ratio, self.rows)
+
+    def linear(self, index: int, kind: str, linear: BlockLinear, x: torch.Tensor) -> torch.Tensor:
+        """`RunState.linear`, and what runs beside it."""
+        given = (index, kind, x, linear.weight, linear.bias)
+        y = self.run.linear(*given) if self.rows is None else self.run.linear(*given, self.rows)
+        return y if linear.branch is None else linear.branch(x, y)
 
 
 # A large tensor is handed on without a name, so that it is freed as soon as it is used.
 
 
-def _attention(
-    run: RunState,
+def _block(
+    run: Rows,
     index: int,
     parts: BlockParts,
     video: torch.Tensor,
     text: torch.Tensor,
-    activated: torch.Tensor,
+    modulations: Sequence[Modulation],
     rotary: Rotary | None,
 ) -> Pair:
-    shift, scale, gate = _modulation(parts.modulations[0](activated))
+    text, video = _attention(run, index, parts, video, text, modulations[0], rotary)
+    text, video = _feed_forward(run, index, parts, video, text, modulations[1])
+    return video, text
+
+
+def _attention(
+    run: Rows,
+    index: int,
+    parts: BlockParts,
+    video: torch.Tensor,
+    text: torch.Tensor,
+    modulation: Modulation,
+    rotary: Rotary | None,
+) -> Pair:
+    shift, scale, gate = modulation
     y = _project(
         run,
         index,
@@ -183,23 +249,23 @@ def _attention(
 
 
 def _feed_forward(
-    run: RunState,
+    run: Rows,
     index: int,
     parts: BlockParts,
     video: torch.Tensor,
     text: torch.Tensor,
-    activated: torch.Tensor,
+    modulation: Modulation,
 ) -> Pair:
-    shift, scale, gate = _modulation(parts.modulations[1](activated))
+    shift, scale, gate = modulation
     x = _modulated(parts.norms[1], video, text, scale, shift)
-    if all(_in_int8(run, index, parts, (kind,)) for kind in ("ff_proj", "ff_out")):
+    if all(run.in_int8(index, {kind: parts.linears[kind]}) for kind in ("ff_proj", "ff_out")):
         y = _feed_forward_int8(run, index, parts, x)
     else:
         y = _project(run, index, parts, ("ff_out",), _activated(_project(run, index, parts, ("ff_proj",), x)))
     return gate_residual(text, video, y, gate)
 
 
-def _feed_forward_int8(run: RunState, index: int, parts: BlockParts, x: _Input) -> torch.Tensor:
+def _feed_forward_int8(run: Rows, index: int, parts: BlockParts, x: _Input) -> torch.Tensor:
     """The two linears and the GELU, (B, N, D); the inside is quantized piece by piece, as it is made."""
     proj, out = parts.linears["ff_proj"], parts.linears["ff_out"]
     q, row_scale, *measured = x.quantized(proj.weight.hadamard, run.watches_outliers)
@@ -252,28 +318,19 @@ def _item_ratios(
     )
 
 
-def _project(run: RunState, index: int, parts: BlockParts, kinds: tuple[str, ...], x: _Input) -> torch.Tensor:
+def _project(run: Rows, index: int, parts: BlockParts, kinds: tuple[str, ...], x: _Input) -> torch.Tensor:
     """The linears `kinds` on one input, side by side: (B, N, sum of their widths)."""
-    linears = [parts.linears[kind] for kind in kinds]
-    if not _in_int8(run, index, parts, kinds):
+    linears = {kind: parts.linears[kind] for kind in kinds}
+    if not run.in_int8(index, linears):
         plain = x.plain()
-        outputs = [_product(run, index, kind, one, plain) for kind, one in zip(kinds, linears, strict=True)]
+        outputs = [run.linear(index, kind, one, plain) for kind, one in linears.items()]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
     batch, dtype = x.batch, x.dtype
-    q, row_scale, *measured = x.quantized(linears[0].weight.hadamard, run.watches_outliers)
+    q, row_scale, *measured = x.quantized(linears[kinds[0]].weight.hadamard, run.watches_outliers)
     del x  # it may hold what was quantized
     run.ran(index, kinds, q.shape[0] // batch, ratio_of(measured) if measured else None)
-    y = _int8_product(q, row_scale, linears, dtype)
+    y = _int8_product(q, row_scale, list(linears.values()), dtype)
     return y.view(batch, -1, y.shape[1])
-
-
-def _in_int8(run: RunState, index: int, parts: BlockParts, kinds: Sequence[str]) -> bool:
-    """Whether the linears `kinds` can share one input that is quantized in the pass that makes it."""
-    formats, linears = run.formats(index), [parts.linears[kind] for kind in kinds]
-    return not run.wants_inputs and all(
-        formats[kind] == "int8" and one.branch is None and one.weight.hadamard == linears[0].weight.hadamard
-        for kind, one in zip(kinds, linears, strict=True)
-    )
 
 
 def _int8_product(
@@ -281,11 +338,6 @@ def _int8_product(
 ) -> torch.Tensor:
     weights = [(one.weight.data, one.weight.scale, one.weight.global_scale) for one in linears]
     return int8_linear(q, row_scale, weights, [one.bias for one in linears], dtype)
-
-
-def _product(run: RunState, index: int, kind: str, linear: BlockLinear, x: torch.Tensor) -> torch.Tensor:
-    y = run.linear(index, kind, x, linear.weight, linear.bias)
-    return y if linear.branch is None else linear.branch(x, y)
 
 
 def _modulated(
@@ -330,7 +382,7 @@ def _attend(parts: BlockParts, qkv: torch.Tensor, rotary: Rotary | None, words: 
     return attended.transpose(1, 2).reshape(batch, tokens, width)
 
 
-def _modulation(made: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _modulation(made: torch.Tensor) -> Modulation:
     """(B, 6 D) as shift, scale and gate, (B, 2, D) views each: the video's, then the text's."""
     shift, scale, gate = made.view(made.shape[0], 2, 3, -1).unbind(2)
     return shift, scale, gate

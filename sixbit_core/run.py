@@ -99,7 +99,8 @@ class RunState:
         self._ledger = Ledger(self.layout)
         self._block: int | None = None  # whose compute is running
         self._rows: tuple[int, ...] = ()  # batch rows that it runs for
-        self._measured: set[str] = set()  # inputs whose outlier ratio is recorded already
+        # Inputs whose outlier ratio is recorded already, and of which rows.
+        self._measured: set[tuple[str, tuple[int, ...] | None]] = set()
         self._learnt = -1
         self._closed = False
 
@@ -139,15 +140,17 @@ class RunState:
         x: torch.Tensor,
         weight: QuantizedWeight,
         bias: torch.Tensor | None,
+        rows: tuple[int, ...] | None = None,
     ) -> torch.Tensor:
         """A block's linear in the format decided for it; to be called inside `compute`.
 
         Args:
             block_index: the running block.
             kind: one of the layout's names.
-            x: (B, N, K), B the streams of the call.
+            x: (B, N, K), B the streams of the call or, where given, the `rows`.
             weight: NVFP4 weight (out, K).
             bias: (out,) or None.
+            rows: of the batch that `x` is of; all where not given.
 
         Returns:
             (B, N, out) in x.dtype.
@@ -160,12 +163,13 @@ class RunState:
             raise RuntimeError(f"linear {kind} of block {block_index} ran outside run_block of that block")
         if kind not in self.layout.names:
             raise ValueError(f"linear kind must be one of {', '.join(self.layout.names)}, got {kind!r}")
-        if x.ndim != 3 or x.shape[0] != len(self._streams):
-            raise ValueError(f"linear needs (B, N, K) with B = {len(self._streams)}, got {tuple(x.shape)}")
+        batch = len(self._streams if rows is None else rows)
+        if x.ndim != 3 or x.shape[0] != batch:
+            raise ValueError(f"linear needs (B, N, K) with B = {batch}, got {tuple(x.shape)}")
         if self._tables is None:
             return mixed_linear(x, weight, bias, "bf16")
-        watch = self._watch_outliers and INPUT_OF.get(kind, kind) not in self._measured
-        self.ran(block_index, (kind,), x.shape[1], outlier_ratio(x) if watch else None)
+        watch = self._watch_outliers and (INPUT_OF.get(kind, kind), rows) not in self._measured
+        self.ran(block_index, (kind,), x.shape[1], outlier_ratio(x) if watch else None, rows)
         return mixed_linear(x, weight, bias, self._plans[block_index].formats[kind])
 
     @property
@@ -182,7 +186,14 @@ class RunState:
         """Activation format by linear kind, as decided for the block in this evaluation."""
         return self._plans[block_index].formats or self._untouched
 
-    def ran(self, block_index: int, kinds: Sequence[str], tokens: int, ratio: torch.Tensor | None) -> None:
+    def ran(
+        self,
+        block_index: int,
+        kinds: Sequence[str],
+        tokens: int,
+        ratio: torch.Tensor | None,
+        rows: tuple[int, ...] | None = None,
+    ) -> None:
         """Linears of a block ran on one input, in their formats, not through `linear`.
 
         Args:
@@ -190,6 +201,7 @@ class RunState:
             kinds: which.
             tokens: rows of the input of one stream.
             ratio: (B,) float32 outlier ratio of the input, where it was measured.
+            rows: of the batch that the input was of; all where not given.
 
         Raises:
             RuntimeError: if that block is not running.
@@ -198,14 +210,14 @@ class RunState:
             raise RuntimeError(
                 f"linear {kinds[0]} of block {block_index} ran outside run_block of that block"
             )
+        given = range(len(self._streams)) if rows is None else rows
+        counted = [place for place, row in enumerate(given) if row in self._rows]
         for kind in kinds:
-            self._ledger.ran(
-                block_index, kind, self._plans[block_index].formats[kind], tokens * len(self._rows)
-            )
+            self._ledger.ran(block_index, kind, self._plans[block_index].formats[kind], tokens * len(counted))
         if ratio is not None:
             source = INPUT_OF.get(kinds[0], kinds[0])
-            self._measured.add(source)
-            self._observer.record_rows(("outliers", block_index, source), ratio, self._rows)
+            self._measured.add((source, rows))
+            self._observer.record_rows(("outliers", block_index, source), ratio, counted)
 
     def check_batch(self, video: torch.Tensor, text: torch.Tensor) -> None:
         """Raise unless a call is under way whose streams are the batch rows of both tensors."""

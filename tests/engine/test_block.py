@@ -2,12 +2,14 @@
 
 import sys
 import weakref
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
 pytest.importorskip("diffusers")
+from sixbit_diffusion.engine import attach as attach_module
 from sixbit_diffusion.engine.attach import attached, block_linears, describe, swapped
 from sixbit_diffusion.engine.linears import QuantizedLinear
 from sixbit_diffusion.engine.schedule import Evaluation
@@ -222,11 +224,41 @@ def test_the_feed_forward_in_pieces_is_the_same(monkeypatch):
 
     whole, rows, ratios = result(48)
     assert rows == [48, 48, 48, 48]
-    for piece, inside in ((47, [24, 24]), (12, [12] * 4), (7, [6] * 8), (5, [5, 5, 5, 5, 4] * 2)):
+    for piece, inside in ((47, [24]), (12, [12] * 2), (7, [6] * 4), (5, [5, 5, 5, 5, 4])):
         pieces, rows, same_ratios = result(piece)
-        assert rows == [48, 48, *inside, 48]
+        assert rows == [24, 24, *inside, 24] * 2
         assert all(torch.equal(a, b) for a, b in zip(whole, pieces, strict=True))
         torch.testing.assert_close(list(same_ratios.values()), list(ratios.values()))
+
+
+@pytest.mark.parametrize("router", ["int8", "random"])
+def test_row_after_row_is_the_same(monkeypatch, router):
+    """Predictions and report bit for bit, with skips and refreshes; whoever asks for all rows gets them."""
+    model, shapes, found = quantized_transformer("5b"), [], []
+    cache = DeltaCacheConfig(threshold=0.9, start=0.0)
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(q, k, v):
+        shapes.append(q.shape[0])
+        return attention(q, k, v)
+
+    def describe_watched(*args, together):
+        return replace(describe(*args), attention=watched, together=together)
+
+    for piece, together in ((99, False), (4, False), (4, True)):
+        monkeypatch.setattr(block_module, "PIECE", piece)
+        monkeypatch.setattr(attach_module, "describe", partial(describe_watched, together=together))
+        shapes.clear()
+        run = RunState(layout(model), DMPQConfig(router=router, bits=6.0), cache)
+        with attached(model, run, SCHEDULE, SMALL), torch.no_grad():
+            outputs = [call(model, t) for t in range(STEPS)]
+            run.finish()
+        assert set(shapes) == ({2} if piece == 99 or together else {1})
+        found.append((torch.cat(outputs), run.report()))
+    (whole, told), *others = found
+    assert 0 < told.skipped_fraction < 1 and (router == "int8" or 4 < told.average_activation_bits < 8)
+    for rows, report in others:
+        assert torch.equal(rows, whole) and report == told
 
 
 def on_both_backends(
