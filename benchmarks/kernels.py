@@ -167,11 +167,11 @@ def _products(device: torch.device) -> list[str]:
 
 
 def _by(product: str, call: Callable) -> Callable:
-    """`call` as it is without Triton: its product in this way, the rest by references."""
+    """`call` as it is without Triton: its product in this way, the rest in 16 bits."""
     from sixbit_diffusion.kernels import int8_linear, use_backend
 
     def without_triton() -> torch.Tensor:
-        with use_backend("reference"):
+        with use_backend("half"):
             return call(int8_linear.implementations[product][0])
 
     return without_triton

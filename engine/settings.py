@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..kernels import int8_backend
 from ..sixbit_core.config import PRESETS, DeltaCacheConfig, DMPQConfig, Preset, default_precision, override
 from ..sixbit_core.formats import FORMATS
 from ..sixbit_core.predictor import Predictor, load_predictor
@@ -98,7 +99,8 @@ class RunSettings:
 def settle(choice: Choice, facts: ModelFacts, machine: Machine) -> RunSettings:
     """Turn a choice into settings for a model, and see that a run can be made of them. Raises InputError."""
     bundled = reference_folder().parent / "predictor.json" if facts.name == REFERENCE else None
-    settings = resolve(choice, lambda: facts.checkpoint.fingerprint, bundled, machine.capability)
+    backend = int8_backend(machine.device)
+    settings = resolve(choice, lambda: facts.checkpoint.fingerprint, bundled, machine.capability, backend)
     try:
         RunState(facts.layout, settings.dmpq, settings.cache, settings.predictor).close()
     except ValueError as error:
@@ -111,6 +113,7 @@ def resolve(
     fingerprint: Callable[[], str],
     bundled: Path | None = None,
     capability: tuple[int, int] | None = None,
+    backend: str = "triton",
 ) -> RunSettings:
     """Turn a choice into settings.
 
@@ -118,7 +121,7 @@ def resolve(
         choice: what was asked for.
         fingerprint: gives the model's fingerprint; called only where a predictor is read.
         bundled: predictor file that serves where none was named and that may be absent.
-        capability: of the GPU, for a choice without a precision; None for anything else.
+        capability, backend: of the GPU, for a choice without a precision, as `default_precision` takes them.
 
     Raises:
         InputError: for a value out of range, an unknown name, an option that the precision has no use for, or
@@ -130,7 +133,7 @@ def resolve(
     if precision is None and (asked or preset.dmpq.router in WITHOUT_NVFP4):
         precision = "dmpq"
     elif precision is None:
-        precision, why = default_precision(capability)
+        precision, why = default_precision(capability, backend)
         notes = [
             f"precision {precision}, since {why}" + ("" if precision == "dmpq" else ", --precision overrides")
         ]

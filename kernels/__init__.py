@@ -1,7 +1,8 @@
 """Number formats and fused operations: float32 references in plain PyTorch, and faster twins of them.
 
 Every op is an `Op` (see `dispatch`): calling it runs the first twin that can take the arguments, else the
-reference. Without Triton everything here imports; the references serve, and on a GPU `linear_torch`.
+reference. Without Triton everything here imports; the references serve, and on a GPU `linear_torch` and
+`rows_torch`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ if not _NO_TRITON:
         rows_triton,
         support_triton,
     )
-from . import linear_torch  # after Triton's: of the twins that can, the first one registered runs
+from . import linear_torch, rows_torch  # noqa: F401  (after Triton's: the first twin that can is run)
 
 __all__ = [
     "Op",
@@ -93,7 +94,7 @@ def backend_line() -> str:
     if "kernels on" in status:
         return f"Kernels: {status}."
     products = linear_torch.status()
-    rest = "the PyTorch references serve" + (" the rest" if products else "")
+    rest = "PyTorch serves the rest" if products else "the PyTorch references serve"
     return f"Kernels: {'; '.join(filter(None, (status, products, rest)))}."
 
 

@@ -46,14 +46,21 @@ def quantize_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def quantize_rows(x: torch.Tensor, factor: float) -> tuple[torch.Tensor, torch.Tensor]:
     """`quantize_int8` of `factor` times `x`: the codes are those of x, the factor goes into the scale."""
     amax = x.abs().amax(dim=1, keepdim=True).float()
-    largest = torch.full_like(amax, INT8_MAX)  # a tensor: on CUDA a number would be a reciprocal
-    scale = amax / largest
-    finite, used = torch.isfinite(amax), scale >= SMALLEST_SCALE
-    inverse = torch.where(finite & used, largest / amax, 0.0)
+    scale, inverse = row_scales(amax, factor)
+    finite = torch.isfinite(amax)
     rows = max(1, _CHUNK // max(1, x.shape[1]))
     q = torch.empty(x.shape, dtype=torch.int8, device=x.device)
     for i in range(0, x.shape[0], rows):
         part = slice(i, i + rows)
         scaled = torch.where(finite[part], x[part].double(), 0.0) * inverse[part]
         q[part] = scaled.round_().to(torch.int8)
-    return q, torch.where(finite, torch.where(used, scale * factor, 1.0), torch.nan)
+    return q, scale
+
+
+def row_scales(amax: torch.Tensor, factor: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """From largest magnitudes (M, 1) float32: scales, times `factor`, and what values are multiplied by."""
+    largest = torch.full_like(amax, INT8_MAX)  # a tensor: on CUDA a number would be a reciprocal
+    scale = amax / largest
+    finite, used = torch.isfinite(amax), scale >= SMALLEST_SCALE
+    inverse = torch.where(finite & used, largest / amax, 0.0)
+    return torch.where(finite, torch.where(used, scale * factor, 1.0), torch.nan), inverse

@@ -12,7 +12,7 @@ Whole numbers up to 127 are exact in each type that q C^T is computed in: its wa
     half      a product in the type of the run, both sides divided by 128: at most K in size, so that float16
               holds it. Its sums are rounded to that type once.
 
-`int8_product` chooses. What is around the product, weight cast and quantization, is the references'.
+`int8_product` chooses. The weights are decoded by `decode_torch`; the passes around are `rows_torch`'s.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ from functools import cache
 
 import torch
 
-from .cast import cast_nvfp4_to_int8
-from .hadamard import block_hadamard
+from .decode_torch import cast_weight, decode_weight
 from .linear import Weight, beside, check_int8_linear, check_linear, int8_linear, linear_w4a16
-from .nvfp4 import dequantize_nvfp4
 
 HALVES = (torch.float16, torch.bfloat16)
 OLDEST_KITCHEN = (7, 5)
@@ -123,7 +121,7 @@ def _register(name: str) -> None:
         dtype: torch.dtype,
     ) -> torch.Tensor:
         check_int8_linear(q, row_scale, weights, biases)
-        casts = [cast_nvfp4_to_int8(*weight) for weight in weights]
+        casts = [cast_weight(*weight) for weight in weights]
         channels = torch.cat([channel for channel, _ in casts])
         channel_scale = torch.cat([scale for _, scale in casts]).T
         bias = _side_by_side(biases, [data.shape[0] for data, _, _ in weights], q.device)
@@ -150,11 +148,12 @@ def _side_by_side(
     return torch.cat([torch.zeros(n, device=device) if bias is None else bias.float() for bias, n in kept])
 
 
-def _has_half(x: torch.Tensor, *args: object, **kwargs: object) -> bool:
+def has_half(x: torch.Tensor, *args: object, **kwargs: object) -> bool:
+    """The `when` of 16-bit twins."""
     return int8_product(x) is not None and x.dtype in HALVES
 
 
-@linear_w4a16.register("half", when=_has_half)
+@linear_w4a16.register("half", when=has_half)
 def linear_w4a16_half(
     x: torch.Tensor,
     data: torch.Tensor,
@@ -165,7 +164,7 @@ def linear_w4a16_half(
 ) -> torch.Tensor:
     check_linear("linear_w4a16", x, data, scale, global_scale, bias, hadamard)
     data, scale = beside(x, data, scale)
-    weight = block_hadamard(dequantize_nvfp4(data, scale, global_scale), hadamard).to(x.dtype)
+    weight = decode_weight(data, scale, global_scale, x.dtype, hadamard)
     return torch.nn.functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
 
 

@@ -118,18 +118,23 @@ PRESETS: dict[str, Preset] = {
 NATIVE_FP4 = (10, 0)  # lowest compute capability with FP4 tensor cores
 
 
-def default_precision(capability: tuple[int, int] | None) -> tuple[str, str]:
+def default_precision(capability: tuple[int, int] | None, backend: str = "triton") -> tuple[str, str]:
     """Precision where none is asked for, and why, in a few words.
 
     Args:
         capability: compute capability of an NVIDIA GPU; None for anything else.
+        backend: what multiplies INT8 there, as `kernels.int8_backend` has it.
 
     Returns:
         "dmpq" where NVFP4 products are native, else "w4a8", since emulated NVFP4 activations would only
-        cost quality; and the reason.
+        cost quality, but "w4a16" where INT8 ones would be multiplied in 16 bits; and the reason.
     """
+    if capability is not None and backend == "half":
+        return "w4a16", "without Triton INT8 is no faster on this GPU"
     if capability is not None and tuple(capability) >= NATIVE_FP4:
-        return "dmpq", "this GPU has FP4 units"
+        return (
+            ("dmpq", "this GPU has FP4 units") if backend == "triton" else ("w4a8", "FP4 units need Triton")
+        )
     return "w4a8", "no FP4 units here" if capability is None else "this GPU has no FP4 units"
 
 

@@ -139,21 +139,22 @@ def test_a_value_that_is_given_wins_over_the_preset():
 def test_the_machine_decides_where_no_precision_is_given():
     from sixbit_diffusion.engine.settings import Choice, resolve
 
-    def chosen(capability, **given):
-        return resolve(Choice(**given), lambda: "", capability=capability)
+    def chosen(capability, backend, **given):
+        return resolve(Choice(**given), lambda: "", capability=capability, backend=backend).precision
 
-    for capability, precision, why in (
-        (None, "w4a8", "no FP4 units here"),
-        ((9, 0), "w4a8", "this GPU has no FP4 units"),
-        ((10, 0), "dmpq", "this GPU has FP4 units"),
-        ((12, 0), "dmpq", "this GPU has FP4 units"),
+    for capability, backend, precision, why in (
+        (None, "reference", "w4a8", "no FP4 units here"),
+        ((9, 0), "triton", "w4a8", "this GPU has no FP4 units"),
+        ((10, 0), "triton", "dmpq", "this GPU has FP4 units"),
+        ((12, 0), "triton", "dmpq", "this GPU has FP4 units"),
+        ((12, 0), "int_mm", "w4a8", "FP4 units need Triton"),
+        ((8, 9), "kitchen", "w4a8", "this GPU has no FP4 units"),
+        ((9, 0), "half", "w4a16", "without Triton INT8 is no faster on this GPU"),
     ):
-        found = chosen(capability)
+        found = resolve(Choice(), lambda: "", capability=capability, backend=backend)
         assert found.precision == precision and f"precision {precision}, since {why}" in found.note
-        assert chosen(capability, precision="dmpq").precision == "dmpq"
-        assert (
-            chosen(capability, router="random").precision == chosen(capability, bits=5.0).precision == "dmpq"
-        )
+        assert chosen(capability, backend, precision="dmpq") == "dmpq"
+        assert chosen(capability, backend, router="random") == chosen(capability, backend, bits=5.0) == "dmpq"
 
 
 def test_the_label_tells_what_runs():

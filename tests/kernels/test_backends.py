@@ -40,7 +40,8 @@ for i, block.error in enumerate((
     weight = kernels.quantize_nvfp4(torch.ones(16, 32))
     y = kernels.linear_w4a8(torch.ones(2, 32), *weight)
     assert torch.allclose(y, torch.full((2, 16), 32.0), rtol=1e-3), y
-    assert set(kernels.quantize_int8.implementations) == {"reference"}
+    assert kernels.quantize_int8.select(torch.ones(2, 32)) == "reference"
+    assert set(kernels.quantize_int8.implementations) == {"reference", "half"}
     print(kernels.backend_line())
 """
 
@@ -67,9 +68,7 @@ def test_the_status_of_a_gpu_without_triton_says_how_it_multiplies(monkeypatch, 
     monkeypatch.setattr(kernels.linear_torch, "_product_of", lambda device: product)
     monkeypatch.setattr(kernels, "_NO_TRITON", "Triton is not installed")
     spoken = kernels.linear_torch.SPOKEN[product]
-    assert kernels.backend_line() == (
-        f"Kernels: Triton is not installed; {spoken}; the PyTorch references serve the rest."
-    )
+    assert kernels.backend_line() == (f"Kernels: Triton is not installed; {spoken}; PyTorch serves the rest.")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")

@@ -1,0 +1,93 @@
+"""NVFP4 weights decoded in a few 16-bit passes of plain PyTorch, for a GPU without Triton.
+
+e2m1 * scale has six significant bits, so it is exact in float16 and bfloat16; the global scale comes last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import torch
+
+from .hadamard import hadamard_signs
+from .int8 import row_scales
+from .nvfp4 import NVFP4_BLOCK, decode_e2m1
+
+VALUES = 1 << 24  # of a float32 copy at a time
+
+
+def decode_values(data: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """e2m1 * scale of a weight, without its global scale, exact: (N, K) of a 16-bit `dtype`."""
+    values = _e2m1(data, dtype)
+    values.view(*scale.shape, NVFP4_BLOCK).mul_(scale.to(dtype)[..., None])
+    return values
+
+
+def decode_weight(
+    data: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor, dtype: torch.dtype, hadamard: int
+) -> torch.Tensor:
+    """A weight (N, K) of a 16-bit `dtype`, rotated back; rounded there, and by its global scale."""
+    values = decode_values(data, scale, dtype)
+    if hadamard > 1:
+        return block_means(values, hadamard).mul_(global_scale * hadamard**0.5)
+    return values.mul_(global_scale)
+
+
+def cast_weight(
+    data: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight as INT8 (N, K) and its scales (N, 1), bit for bit `cast_nvfp4_to_int8`'s.
+
+    Of values so coarse many quotients are ties, which float32 would break otherwise than the reference.
+    """
+    total = scale.float() * global_scale
+    q = torch.empty((data.shape[0], data.shape[1] * 2), dtype=torch.int8, device=data.device)
+    channel_scale = torch.empty((data.shape[0], 1), device=data.device)
+    for out, codes, by, kept in in_pieces(q, data, total, channel_scale):
+        weight = (_e2m1(codes, torch.float16).view(*by.shape, -1) * by[..., None]).view(out.shape)
+        made, inverse = row_scales(weight.abs().amax(dim=1, keepdim=True))
+        out.copy_(weight.double().mul_(inverse).round_())
+        kept.copy_(made)
+    return q, channel_scale
+
+
+def block_means(x: torch.Tensor, block: int) -> torch.Tensor:
+    """x H / block over the last axis, in its own 16-bit type: no larger than x, so that none overflows."""
+    return (x.reshape(-1, block) @ _means(block, x.device, x.dtype)).view(x.shape)
+
+
+def quantize_rows_half(
+    x: torch.Tensor, factor: torch.Tensor | float, q: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`int8.quantize_rows` of 16-bit `x` (M, K), products and rounding in float32, into `q` if given."""
+    q = torch.empty(x.shape, dtype=torch.int8, device=x.device) if q is None else q
+    scale, inverse = row_scales(x.abs().amax(dim=1, keepdim=True).float(), factor)
+    for part, by, out in in_pieces(x, inverse, q):
+        out.copy_((part * by).round_())
+    return q, scale
+
+
+def in_pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Rows of tensors, as many at a time as hold about `VALUES` of the first."""
+    pieces = max(1, -(-tensors[0].numel() // VALUES))
+    return zip(*(tensor.tensor_split(pieces) for tensor in tensors), strict=True)
+
+
+def _e2m1(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The values of packed codes, (N, K) of a 16-bit `dtype`."""
+    pairs = _byte_pairs(data.device, dtype).index_select(0, data.reshape(-1).int())
+    return pairs.view(dtype).view(data.shape[0], -1)
+
+
+@cache
+def _byte_pairs(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """The two values of each byte in 16 bits, as one int32 each, so that one gather fetches both."""
+    byte = torch.arange(256, device=device)
+    pairs = torch.stack([decode_e2m1(byte >> 4), decode_e2m1(byte & 15)], dim=1).to(dtype)
+    return pairs.view(torch.int32).view(256)
+
+
+@cache
+def _means(block: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    return (hadamard_signs(block, device) / block).to(dtype)
