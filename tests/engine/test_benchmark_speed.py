@@ -120,6 +120,33 @@ def test_memory(bench):
     assert rows["text"]["peak_bytes"] > 0 and rows["decode"]["peak_bytes"] > 0
 
 
+def test_a_case_goes_to_the_next_card_until_it_fits(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import memory_cards
+
+    caps = []
+
+    def run(case, cap, device):
+        caps.append(cap)
+        return 123 if cap >= 11 else None
+
+    monkeypatch.setattr(memory_cards, "run", run)
+    found = memory_cards.smallest(memory_cards.CASES[0], "cuda")
+    assert caps == [5, 7, 11] and (found["card_gb"], found["peak_bytes"]) == (12, 123)
+    assert "| 12 GB | 0.0 GiB |" in memory_cards.table([found])
+    monkeypatch.setattr(memory_cards, "run", lambda *given: None)
+    assert "| more than 24 GB |  |" in memory_cards.table([memory_cards.smallest(memory_cards.CASES[0], "")])
+
+
+def test_a_case_is_run_in_a_process_of_its_own(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import memory_cards
+
+    assert memory_cards.run(memory_cards.TINY[0], 5.0, "cpu") > 0
+    with pytest.raises(RuntimeError, match="--config must be"):
+        memory_cards.run(memory_cards.Case("7b", "3,4,4", ""), 5.0, "cpu")
+
+
 def test_composition_holds_drafts_against_their_own_and_other_seeds(bench, tiny_folder):
     few = ("--model", str(tiny_folder), "--captions", "1", "--steps", "6", "--draft-steps", "6")
     bars, rows = bench("composition", *few, "--device", "cpu")
