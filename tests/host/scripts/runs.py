@@ -455,20 +455,20 @@ def six_bit_blocks_are_fused() -> list[str]:
             if override is not None:
                 patcher = patcher.clone()
                 patcher.model_options["transformer_options"]["optimized_attention_override"] = override
+            steps = 1 if name == "nvfp4" else 4  # a flip between its few codes grows too fast to compare later
             with unfused():
-                expected = sample(patcher, steps=4)
+                expected = sample(patcher, steps=steps)
             attended.clear()
             with calls_of(SWAP, "block_forward") as blocks, calls_of(BLOCK, "int8_linear") as linears:
-                out = sample(patcher, steps=4)
+                out = sample(patcher, steps=steps)
             seen = report(patcher)
             computed = round((1 - seen.skipped_fraction) * seen.evaluations * 2)
             if len(blocks) != computed or (len(attended) != computed if override else attended):
                 bad.append(f"{name}: {len(blocks)} and {len(attended)} of {computed} computed blocks")
             if [len(args[2]) for args, _ in linears] != products * computed:
                 bad.append(f"{name}: other products")
-            near = (
-                1e-5 if name == "the cache alone" else 0.01
-            )  # what lies between two codes may fall either way
+            # What lies between two codes may fall either way.
+            near = 1e-5 if name in ("the cache alone", "nvfp4") else 0.01
             if not relative(out, expected) < near or not clean(model):
                 bad.append(f"{name}: {relative(out, expected)} from the host's own blocks")
     return bad
