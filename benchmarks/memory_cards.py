@@ -82,7 +82,7 @@ def smallest(case: Case, device: str) -> dict[str, object]:
     return {
         "name": f"{case.part}: {case.name}",
         "latents": case.latents,
-        "card_gb": card if peak else None,
+        "card_gb": None if peak is None else card,
         "peak_bytes": peak,
     }
 
@@ -99,7 +99,8 @@ def run(case: Case, cap: float, device: str) -> int | None:
         if done.returncode == 0:
             return json.loads(out.read_text(encoding="utf-8"))["rows"][0]["peak_bytes"]
     if "out of memory" not in done.stderr:
-        raise RuntimeError(f"{case.name}: {done.stderr.strip().splitlines()[-1]}")
+        told = done.stderr.strip().splitlines() or [f"ended with {done.returncode}, and said nothing"]
+        raise RuntimeError(f"{case.name}: {told[-1]}")
     return None
 
 

@@ -53,7 +53,7 @@ def grow_segments() -> None:
     In segments of fixed sizes the loop of a 5B needs up to 1.1 GiB more than it holds.
     """
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the latter before PyTorch 2.9
-    if sys.platform == "linux" and not any(name in os.environ for name in names):
+    if sys.platform == "linux" and not torch.version.hip and not any(name in os.environ for name in names):
         os.environ[names[1]] = "expandable_segments:True"
 
 

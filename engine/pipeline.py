@@ -20,7 +20,7 @@ from ..sixbit_core.families import ModelFamily
 from ..sixbit_core.layout import BlockLayout
 from .errors import InputError
 from .facts import ModelFacts, read_facts
-from .machine import Machine
+from .machine import Machine, synchronize
 from .schedule import ddim_trailing
 from .transformer import FULL, build_transformer
 
@@ -98,6 +98,7 @@ class LoadedModel:
 
     def drop(self, weights: str) -> None:
         """Free a transformer that will not be used again."""
+        synchronize(self.device)  # a kernel may still read weights that wait in host memory
         self.transformers.pop(weights, None)
 
     @torch.inference_mode()

@@ -134,6 +134,8 @@ def resolve(
         precision = "dmpq"
     elif precision is None:
         precision, why = default_precision(capability, backend)
+        if precision == "w4a16" and choice.predictor is not None:  # of no use to 16-bit activations
+            precision, why = "w4a8", "a predictor was given"
         notes = [
             f"precision {precision}, since {why}" + ("" if precision == "dmpq" else ", --precision overrides")
         ]

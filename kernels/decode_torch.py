@@ -17,21 +17,18 @@ from .nvfp4 import NVFP4_BLOCK, decode_e2m1
 VALUES = 1 << 24  # of a float32 copy at a time
 
 
-def decode_values(data: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """e2m1 * scale of a weight, without its global scale, exact: (N, K) of a 16-bit `dtype`."""
-    values = _e2m1(data, dtype)
-    values.view(*scale.shape, NVFP4_BLOCK).mul_(scale.to(dtype)[..., None])
-    return values
-
-
 def decode_weight(
     data: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor, dtype: torch.dtype, hadamard: int
 ) -> torch.Tensor:
-    """A weight (N, K) of a 16-bit `dtype`, rotated back; rounded there, and by its global scale."""
-    values = decode_values(data, scale, dtype)
-    if hadamard > 1:
-        return block_means(values, hadamard).mul_(global_scale * hadamard**0.5)
-    return values.mul_(global_scale)
+    """A weight (N, K) of a 16-bit `dtype`, rotated back; rounded there, and by its global scale.
+
+    e2m1 * scale / 64 is exact, and so small that no sum over a block overflows float16.
+    """
+    values = _e2m1(data, dtype)
+    values.view(*scale.shape, NVFP4_BLOCK).mul_((scale.float() / 64).to(dtype)[..., None])
+    factor = 64 * max(hadamard, 1) ** -0.5
+    # As a column, since a CUDA kernel takes a tensor without axes in 16 bits.
+    return block_sums(values, hadamard).mul_((global_scale * factor).reshape(-1, 1))
 
 
 def cast_weight(
@@ -52,9 +49,20 @@ def cast_weight(
     return q, channel_scale
 
 
-def block_means(x: torch.Tensor, block: int) -> torch.Tensor:
-    """x H / block over the last axis, in its own 16-bit type: no larger than x, so that none overflows."""
-    return (x.reshape(-1, block) @ _means(block, x.device, x.dtype)).view(x.shape)
+def block_sums(x: torch.Tensor, block: int) -> torch.Tensor:
+    """x H over the last axis, in the 16-bit type of x: up to `block` times as large."""
+    return (x.reshape(-1, block) @ _signs(block, x.device, x.dtype)).view(x.shape) if block > 1 else x
+
+
+def rotated_rows(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor | float]:
+    """x H (M, K), and what it is to be multiplied by: (M, 1) for float16, whose rows are brought near 1 first
+    by powers of two, so that no sum overflows and none is lost."""
+    if block <= 1 or x.dtype != torch.float16:
+        return block_sums(x, block), max(block, 1) ** -0.5
+    amax = x.abs().amax(dim=1, keepdim=True).float()
+    power = torch.where(torch.isfinite(amax) & (amax > 0), torch.frexp(amax).exponent, 0)
+    near_one = torch.mul(x, torch.ldexp(torch.ones_like(amax), -power), out=torch.empty_like(x))
+    return block_sums(near_one, block), torch.ldexp(torch.full_like(amax, block**-0.5), power)
 
 
 def quantize_rows_half(
@@ -89,5 +97,5 @@ def _byte_pairs(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
 
 
 @cache
-def _means(block: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    return (hadamard_signs(block, device) / block).to(dtype)
+def _signs(block: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    return hadamard_signs(block, device).to(dtype)

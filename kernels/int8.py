@@ -57,7 +57,7 @@ def quantize_rows(x: torch.Tensor, factor: float) -> tuple[torch.Tensor, torch.T
     return q, scale
 
 
-def row_scales(amax: torch.Tensor, factor: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+def row_scales(amax: torch.Tensor, factor: torch.Tensor | float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
     """From largest magnitudes (M, 1) float32: scales, times `factor`, and what values are multiplied by."""
     largest = torch.full_like(amax, INT8_MAX)  # a tensor: on CUDA a number would be a reciprocal
     scale = amax / largest

@@ -63,7 +63,7 @@ def linear_w4a8(
     bias: torch.Tensor | None = None,
     hadamard: int = 0,
 ) -> torch.Tensor:
-    """Linear layer with per-row INT8 activations; arguments, result and errors as `linear_w4a16`."""
+    """Linear layer with per-row INT8 activations; all on one device, else as `linear_w4a16`."""
     check_linear("linear_w4a8", x, data, scale, global_scale, bias, hadamard)
     q, row_scale = hadamard_quantize_int8(x, hadamard)
     return int8_linear(q, row_scale, [(data, scale, global_scale)], [bias], x.dtype)
@@ -111,7 +111,7 @@ def linear_w4a4(
     bias: torch.Tensor | None = None,
     hadamard: int = 0,
 ) -> torch.Tensor:
-    """Linear layer with per-row NVFP4 activations; arguments, result and errors as `linear_w4a16`."""
+    """Linear layer with per-row NVFP4 activations; all on one device, else as `linear_w4a16`."""
     check_linear("linear_w4a4", x, data, scale, global_scale, bias, hadamard)
     rounded = dequantize_nvfp4(*hadamard_quantize_nvfp4(x, hadamard))
     y = rounded @ dequantize_nvfp4(data, scale, global_scale).T

@@ -17,6 +17,7 @@ from .cast_triton import cast_to
 from .gemm_triton import capability_of, fp4_gemm, has_fp4, scaled_gemm
 from .linear import (
     Weight,
+    beside,
     check_int8_linear,
     check_linear,
     int8_linear,
@@ -44,6 +45,8 @@ def linear_w4a16_triton(
     hadamard: int = 0,
 ) -> torch.Tensor:
     check_linear("linear_w4a16", x, data, scale, global_scale, bias, hadamard)
+    if not (data.is_cuda or data.is_pinned()):  # what a GPU cannot read
+        data, scale = beside(x, data, scale)
     weight = decode(data, scale, global_scale, x.dtype, hadamard, x.device)
     return torch.nn.functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
 

@@ -1,7 +1,7 @@
 """Twins of the passes over rows in plain PyTorch, for a GPU without Triton: a few passes in 16 bits.
 
-They err by one rounding to 16 bits more than the references, which compute in float32 and would move five to
-ten times the bytes. What is not here (measures, rotary positions) the references do.
+They round to 16 bits once or twice more than the references, which compute in float32 and move three to eight
+times the bytes. What is not here (`block_measures`, rotary positions) the references do.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from .checks import check_block, check_float
-from .decode_torch import block_means, in_pieces, quantize_rows_half
+from .decode_torch import in_pieces, quantize_rows_half, rotated_rows
 from .fused import (
     Quantized,
     check_gate_residual,
@@ -106,15 +106,19 @@ def gelu_int8_half(
     return (*made, *([magnitudes_half(y)] if outliers else []))
 
 
-@gate_residual.register(HALF, when=has_half)
+def _all_half(text: torch.Tensor, *others: torch.Tensor) -> bool:
+    return has_half(text) and all(one.dtype == text.dtype for one in others)
+
+
+@gate_residual.register(HALF, when=_all_half)
 def gate_residual_half(
     text: torch.Tensor, video: torch.Tensor, y: torch.Tensor, gate: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_gate_residual(text, video, y, gate)
-    gate, words = gate.to(video.dtype), text.shape[1]
+    words = text.shape[1]
     return (
-        torch.addcmul(text, gate[:, 1:], y[:, :words].to(text.dtype)),
-        torch.addcmul(video, gate[:, :1], y[:, words:].to(video.dtype)),
+        torch.addcmul(text, gate[:, 1:], y[:, :words]),
+        torch.addcmul(video, gate[:, :1], y[:, words:]),
     )
 
 
@@ -127,5 +131,5 @@ def _quantize(
     q = torch.empty(x.shape, dtype=torch.int8, device=x.device) if q is None else q
     scale = torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device)
     for part, out, row_scale in in_pieces(x, q, scale):
-        row_scale.copy_(quantize_rows_half(block_means(part, block), block**0.5, out)[1])
+        row_scale.copy_(quantize_rows_half(*rotated_rows(part, block), out)[1])
     return q, scale

@@ -9,7 +9,7 @@ Text tokens come before video tokens; scale, shift and gate differ between the t
 comes from the run, which is told what ran and, where it watches them, the outlier ratios of the inputs.
 A linear in another format than INT8, or whose float input someone wants to see, goes through `run.linear`.
 
-A large batch goes through a block one row after the other, which gives the same numbers. In units of the
+A batch of long rows goes through a block one row after the other, with the same numbers. In units of the
 hidden states (B, N, D) of 16 bits, a CFG batch in INT8 so holds about 3.8 at the most: what comes in, half of
 what goes out, and of one row 1.5 inside the feed-forward, 0.75 around it; in its attention 2 and q, k and v.
 """
@@ -155,7 +155,7 @@ def block_forward(
     activated = nn.functional.silu(time)
     modulations = [_modulation(make(activated)) for make in parts.modulations]
     batch, tokens = video.shape[0], video.shape[1] + text.shape[1]
-    if batch == 1 or batch * tokens <= PIECE or parts.together or run.wants_inputs:
+    if batch == 1 or tokens < PIECE or parts.together or run.wants_inputs:
         return _block(Rows(run), index, parts, video, text, modulations, rotary)
     made = [
         _block(

@@ -233,7 +233,7 @@ def quantize_tensors(
     check_plain(checkpoint)
     method = config.method if config.method == "rtn" else GPTQ
     by_time = replace(config, rotation="off", method=method, calibrated=True)
-    embedded = time_inputs(checkpoint)
+    embedded = time_inputs(checkpoint).to(device)
     for layers, in_block in layer_groups(checkpoint.family, config.compatible):
         weights = [checkpoint.finite(f"{layer}.weight", device) for layer in layers]
         samples = (inputs.get(layers[0]) if inputs else None) if in_block else embedded

@@ -224,9 +224,14 @@ def test_the_feed_forward_in_pieces_is_the_same(monkeypatch):
 
     whole, rows, ratios = result(48)
     assert rows == [48, 48, 48, 48]
-    for piece, inside in ((47, [24]), (12, [12] * 2), (7, [6] * 4), (5, [5, 5, 5, 5, 4])):
+    for piece, expected in (
+        (47, [48, 48, 24, 24, 48]),
+        (12, [24, 24, 12, 12, 24] * 2),
+        (7, [24, 24, *[6] * 4, 24] * 2),
+        (5, [24, 24, 5, 5, 5, 5, 4, 24] * 2),
+    ):
         pieces, rows, same_ratios = result(piece)
-        assert rows == [24, 24, *inside, 24] * 2
+        assert rows == expected
         assert all(torch.equal(a, b) for a, b in zip(whole, pieces, strict=True))
         torch.testing.assert_close(list(same_ratios.values()), list(ratios.values()))
 

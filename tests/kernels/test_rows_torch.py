@@ -65,6 +65,13 @@ def test_float16_holds_the_rotation_of_its_largest_values():
     assert not q[:, 1:].any()
 
 
+@pytest.mark.parametrize("size", [1e-5, 2e-6])
+def test_float16_keeps_the_smallest_values(make, size):
+    x = (make(6, 256) * size).half()
+    expected, got = both(hadamard_quantize_int8, x, 128)
+    assert_rows_agree(got, expected, block_hadamard(x.float(), 128))
+
+
 def test_zeros_and_what_is_not_finite():
     x = torch.ones(4, 32, dtype=torch.bfloat16)
     x[0], x[1, 3], x[2, 5] = 0, torch.inf, torch.nan
@@ -105,6 +112,7 @@ def test_norm_and_gate(make, dtype, affine, words):
     y = make(2, words + 7, 64, dtype=dtype, seed=7)
     for before, after in zip(*both(gate_residual, text, video, y, gate), strict=True):
         torch.testing.assert_close(after, before, rtol=torch.finfo(dtype).eps, atol=1e-6)
+    assert gate_residual.select(text, video, y.float(), gate) == "reference"
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -116,8 +124,10 @@ def test_magnitudes(make, dtype):
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("per_row", [True, False])
 @pytest.mark.parametrize("block", [0, 32])
-def test_weights_decoded_in_sixteen_bits(make, dtype, per_row, block):
-    weight = quantize_nvfp4(make(24, 64) * 0.02, per_row=per_row)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_weights_decoded_in_sixteen_bits(make, dtype, per_row, block, device):
+    """On a GPU too, where a tensor without axes is taken in 16 bits: the global scale must not be."""
+    weight = quantize_nvfp4(make(24, 64, device=device) * 0.02, per_row=per_row)
     exact = block_hadamard(dequantize_nvfp4(*weight), block)
     got = decode.decode_weight(*weight, dtype, block)
     once = (exact.to(dtype).float() - exact).norm()

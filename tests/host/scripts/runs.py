@@ -455,7 +455,9 @@ def six_bit_blocks_are_fused() -> list[str]:
             if override is not None:
                 patcher = patcher.clone()
                 patcher.model_options["transformer_options"]["optimized_attention_override"] = override
-            steps = 1 if name == "nvfp4" else 4  # a flip between its few codes grows too fast to compare later
+            steps = (
+                1 if name == "nvfp4" else 4
+            )  # a flip between its few codes grows too fast to compare later
             with unfused():
                 expected = sample(patcher, steps=steps)
             attended.clear()
