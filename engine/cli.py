@@ -1,8 +1,7 @@
 """The `sixbit` command: arguments in, one function of the engine called, an exit code out.
 
 0 done, 2 bad input, 1 anything else, 128 + N stopped by signal N (130 for Ctrl-C); what went wrong is one
-line on stderr. Only light
-modules are imported here, so that `--help` answers at once.
+line on stderr. Only light modules are imported here, so that `--help` answers at once.
 """
 
 import argparse
@@ -11,30 +10,19 @@ import math
 import shlex
 import signal
 import sys
-import threading
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Sequence
 from typing import NoReturn
 
 from ..sixbit_core.config import CACHE_LOCATIONS, PRESETS
 from ..sixbit_core.errors import CheckpointError, one_line
 from . import commands
 from .errors import InputError
+from .stopping import BY_SIGNAL, stoppable, stopped_line
 
-DONE, FAILED, BAD_INPUT, BY_SIGNAL = 0, 1, 2, 128
+DONE, FAILED, BAD_INPUT = 0, 1, 2
 BAD = (InputError, CheckpointError)
-STOPPING = ("SIGTERM", "SIGHUP")  # those that the system knows end a run as Ctrl-C does
 CHOSEN_BY_PRESET = "default: the preset's"
-
-
-class Stopped(KeyboardInterrupt):
-    """A signal asked the program to end; cleaning up goes on as after Ctrl-C."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 class Parser(argparse.ArgumentParser):
@@ -51,18 +39,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names in no encoding, and a file on Windows
             stream.reconfigure(errors="backslashreplace")
+    came: list[int] = []
     try:
         parsed = build_parser().parse_args(given)
         parsed.command_line = shlex.join(["sixbit", *given])
-        with _stoppable():
+        with stoppable(came):
             parsed.run(parsed)
         return DONE
-    except Stopped as stopped:
-        name = signal.Signals(stopped.number).name
-        return _fail(f"stopped by {name}", BY_SIGNAL + stopped.number, debug)
-    except KeyboardInterrupt:
-        return _fail("interrupted", BY_SIGNAL + signal.SIGINT, debug)
+    except KeyboardInterrupt as stop:
+        number = getattr(stop, "number", signal.SIGINT)
+        return _fail(stopped_line(number), BY_SIGNAL + number, debug)
     except Exception as error:
+        if came:  # a library took the signal for an error of its own
+            return _fail(stopped_line(came[-1]), BY_SIGNAL + came[-1], debug)
         return _fail(_line(error), BAD_INPUT if isinstance(error, BAD) else FAILED, debug)
 
 
@@ -83,29 +72,6 @@ def build_parser() -> Parser:
         command.add_argument("--debug", action="store_true", help="show the trace when something goes wrong")
         command.set_defaults(run=run)
     return parser
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Signals that would end the program at once raise `Stopped` instead; those that are ignored stay so."""
-    if threading.current_thread() is not threading.main_thread():  # only there can handlers be set
-        yield
-        return
-    numbers = [getattr(signal, name) for name in STOPPING if hasattr(signal, name)]
-    taken = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        for other in taken:  # a closing terminal sends more than one: cleaning up is not to be cut short
-            signal.signal(other, signal.SIG_IGN)
-        raise Stopped(number)
-
-    for number in taken:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number in taken:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def _generate(parser: Parser) -> None:

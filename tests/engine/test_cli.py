@@ -253,6 +253,75 @@ def test_a_signal_ends_as_ctrl_c_does(name, tmp_path, capsys, monkeypatch):
         signal.signal(number, started_with)
 
 
+# A library imported by a command, as some are: what is raised while it is imported it keeps to itself.
+SWALLOWING = """
+import os, signal, sys, time
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            print("importing", flush=True)
+            try:
+                {when_imported}
+            except BaseException:
+                pass
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def importing(module: str, when_imported: str, folder: Path, *arguments: str) -> subprocess.Popen:
+    """A program that has begun to import `module`, and runs `when_imported` there."""
+    (folder / "sitecustomize.py").write_text(SWALLOWING.format(module=module, when_imported=when_imported))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
+    command = [sys.executable, str(ROOT), *arguments]
+    started = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    assert started.stdout.readline() == "importing\n"
+    return started
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows sends no signals")
+@pytest.mark.parametrize(
+    ("module", "name", "code", "line"),
+    [
+        ("torch", "SIGINT", 130, "interrupted"),
+        ("diffusers.utils", "SIGINT", 130, "interrupted"),
+        ("torch", "SIGTERM", 143, "stopped by SIGTERM"),
+    ],
+)
+def test_a_signal_while_libraries_are_imported(module, name, code, line, tmp_path):
+    when_imported = f"os.kill(os.getpid(), signal.{name}); time.sleep(0.1)"
+    started = importing(module, when_imported, tmp_path, "check", "--device", "cpu")
+    _, err = started.communicate(timeout=60)
+    assert (started.returncode, err) == (code, f"sixbit: {line}\n")
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows sends no signals")
+@pytest.mark.parametrize("seconds", [0.0, 0.3, 0.7, 1.1, 1.5])
+def test_ctrl_c_in_the_first_seconds(seconds, tmp_path):
+    arguments = ["generate", "--model", "reference", "--prompt", "x", "--device", "cpu"]
+    started = importing("torch", "pass", tmp_path, *arguments, "--out", str(tmp_path / "out"))
+    with pytest.raises(subprocess.TimeoutExpired):
+        started.wait(timeout=seconds)
+    started.send_signal(signal.SIGINT)
+    _, err = started.communicate(timeout=60)
+    assert (started.returncode, err) == (130, "sixbit: interrupted\n")
+
+
+def test_a_signal_that_a_library_takes_for_its_own_error(capsys, monkeypatch):
+    def misreports(*_):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            raise RuntimeError("Failed to import") from None
+
+    monkeypatch.setattr("sixbit_diffusion.sixbit_core.inspect.inspect_checkpoint", misreports)
+    assert main(["inspect", "file"]) == 130
+    assert capsys.readouterr().err == "sixbit: interrupted\n"
+
+
 def test_a_folder_that_cannot_be_written_is_refused_first(tiny_folder, tmp_path, capsys, monkeypatch):
     def denied(*_, **__):
         raise PermissionError(13, "Permission denied")
