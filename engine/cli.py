@@ -1,12 +1,14 @@
 """The `sixbit` command: arguments in, one function of the engine called, an exit code out.
 
-0 done, 2 bad input, 1 anything else, 128 + N stopped by signal N (130 for Ctrl-C); what went wrong is one
-line on stderr. Only light modules are imported here, so that `--help` answers at once.
+0 done, 2 bad input, 1 anything else, 128 + N stopped by signal N (130 for Ctrl-C, 141 where the reader of a
+pipe went away); what went wrong is one line on stderr. Only light modules are imported here, so that
+`--help` answers at once.
 """
 
 import argparse
 import io
 import math
+import os
 import shlex
 import signal
 import sys
@@ -14,6 +16,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
+from ..sixbit_core import VERSION
 from ..sixbit_core.config import CACHE_LOCATIONS, PRESETS
 from ..sixbit_core.errors import CheckpointError, one_line
 from . import commands
@@ -21,6 +24,7 @@ from .errors import InputError
 from .stopping import BY_SIGNAL, stoppable, stopped_line
 
 DONE, FAILED, BAD_INPUT = 0, 1, 2
+NO_READER = BY_SIGNAL + 13  # SIGPIPE, which Windows has no name for
 BAD = (InputError, CheckpointError)
 CHOSEN_BY_PRESET = "default: the preset's"
 
@@ -45,19 +49,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parsed.command_line = shlex.join(["sixbit", *given])
         with stoppable(came):
             parsed.run(parsed)
+            sys.stdout.flush()  # not at the end of Python, where nobody would see it fail
         return DONE
     except KeyboardInterrupt as stop:
         number = getattr(stop, "number", signal.SIGINT)
         return _fail(stopped_line(number), BY_SIGNAL + number, debug)
+    except BrokenPipeError:  # of stdout: what else is piped here is read by processes of our own
+        _write_nowhere()
+        return NO_READER
     except Exception as error:
         if came:  # a library took the signal for an error of its own
             return _fail(stopped_line(came[-1]), BY_SIGNAL + came[-1], debug)
         return _fail(_line(error), BAD_INPUT if isinstance(error, BAD) else FAILED, debug)
 
 
+def _write_nowhere() -> None:
+    """Let stdout be flushed when Python ends, though nobody reads it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
 def build_parser() -> Parser:
     """The whole command line."""
     parser = Parser(prog="sixbit", description="CogVideoX in six bits.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"sixbit {VERSION}")
     known = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, run, fill, summary, example in COMMANDS:
         command = known.add_parser(

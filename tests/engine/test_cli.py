@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from sixbit_diffusion.engine import commands
 from sixbit_diffusion.engine.cli import main
+from sixbit_diffusion.sixbit_core import VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATE = ["generate", "--model", "TINY", "--prompt", "a star", "--out", "OUT", "--device", "cpu"]
@@ -332,6 +333,24 @@ def test_a_folder_that_cannot_be_written_is_refused_first(tiny_folder, tmp_path,
     for command in (["generate", "--prompt", "x"], ["calibrate"], ["evaluate"], ["verify"]):
         assert main([*command, *where, str(tmp_path / "out")]) == 2
         assert "cannot be written to: Permission denied" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [["inspect"], ["inspect", "--json"], ["check", "--device", "cpu"]])
+def test_a_reader_that_goes_away_is_no_error(options, tiny_folder):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, str(ROOT), *options, *(["--model"] if options[0] == "check" else [])]
+    done = subprocess.run(
+        [*command, str(tiny_folder)], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0 and capsys.readouterr().out == f"sixbit {VERSION}\n"
 
 
 def test_started_by_path(tiny_folder):
