@@ -178,6 +178,17 @@ def test_licence_of_a_model_card(tiny, tmp_path, card, licence):
         assert (metadata["sixbit_licence"], metadata["sixbit_source"]) == (licence, "OWNER/Model")
 
 
+@pytest.mark.parametrize(
+    ("card", "name"), [("---\nmodel_name: A name\n---\n", "A name"), ("---\nlicense: mit\n---\n", "folder")]
+)
+def test_name_of_a_model_card(tiny, tmp_path, card, name):
+    folder, target = tmp_path / "folder", tmp_path / "out.safetensors"
+    tiny().save_pretrained(folder / "transformer")
+    (folder / "README.md").write_text(card)
+    quantize_checkpoint(folder, target, QuantizeConfig(method="rtn"))
+    assert open_checkpoint(target).metadata["sixbit_source"] == name
+
+
 def test_compatible_files_hold_plain_nvfp4_only(native_file, tmp_path):
     target = tmp_path / "out.safetensors"
     summary = quantize_checkpoint(native_file(), target, QuantizeConfig("rtn", compatible=True))
