@@ -105,7 +105,7 @@ def _generate(parser: Parser) -> None:
 
 
 def _quantize(parser: Parser) -> None:
-    parser.add_argument("source", metavar="SRC", help="diffusers folder or safetensors file")
+    parser.add_argument("source", metavar="SRC", help="reference, a diffusers folder or a safetensors file")
     parser.add_argument("target", metavar="DST", help="the safetensors file to write")
     parser.add_argument("--method", default="search", metavar="NAME", help="rtn, search (default) or gptq")
     parser.add_argument("--rotation", default="auto", metavar="NAME", help="auto, on or off (default auto)")
@@ -132,7 +132,7 @@ def _calibrate(parser: Parser) -> None:
 
 
 def _inspect(parser: Parser) -> None:
-    parser.add_argument("file", metavar="FILE", help="checkpoint file or folder")
+    parser.add_argument("file", metavar="FILE", help="reference, or a checkpoint file or folder")
     parser.add_argument("--json", action="store_true", help="for programs")
 
 

@@ -59,13 +59,14 @@ def run_quantize(given: Namespace) -> None:
         from ..sixbit_core.checkpoint import open_checkpoint
         from ..sixbit_core.quantize import QuantizeConfig, quantize_checkpoint
         from ..sixbit_core.sample_inputs import SampleInputs
+        from .facts import named_source
 
     try:
         calibrated = given.calibration is not None
         config = QuantizeConfig(given.method, given.rotation, given.compatible, given.force, calibrated)
     except ValueError as error:
         raise InputError(str(error)) from error
-    source, inputs, errors = Path(given.source), None, None
+    source, inputs, errors = named_source(given.source), None, None
     if calibrated:
         if config.method != "gptq" and (given.rotation != "auto" or given.compatible):
             raise InputError(
@@ -127,8 +128,9 @@ def run_inspect(given: Namespace) -> None:
     with leaving_at_once():
         need(*CORE)
         from ..sixbit_core.inspect import format_inspection, inspect_checkpoint
+        from .facts import named_source
 
-    found = inspect_checkpoint(Path(given.file))
+    found = inspect_checkpoint(named_source(given.file))
     print(json.dumps(found, indent=1) if given.json else format_inspection(found))
 
 

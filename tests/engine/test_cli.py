@@ -353,6 +353,23 @@ def test_version(capsys):
     assert end.value.code == 0 and capsys.readouterr().out == f"sixbit {VERSION}\n"
 
 
+def test_reference_is_a_name_for_inspect_and_quantize(tmp_path, capsys, monkeypatch):
+    assert main(["inspect", "reference", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["licence"] == "apache-2.0" and "reference, a small CogVideoX" in found["source"]
+    target = tmp_path / "q.safetensors"
+    assert main(["quantize", "reference", str(target), "--method", "rtn"]) == 0
+    capsys.readouterr()
+    assert main(["inspect", str(target), "--json"]) == 0
+    copy = json.loads(capsys.readouterr().out)
+    assert all(copy[key] == found[key] for key in ("source", "licence", "fingerprint"))
+
+    monkeypatch.setattr("sixbit_diffusion.engine.facts.reference_folder", lambda: tmp_path / "gone")
+    for command in (["inspect", "reference"], ["quantize", "reference", str(target), "--force"]):
+        assert main(command) == 2
+        assert "without the bundled reference" in capsys.readouterr().err
+
+
 def test_started_by_path(tiny_folder):
     done = program("inspect", str(tiny_folder), "--json")
     assert done.returncode == 0, done.stderr
