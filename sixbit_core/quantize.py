@@ -124,6 +124,10 @@ def quantize_checkpoint(
 def _check_target(source: Path, target: Path, config: QuantizeConfig) -> None:
     if target.suffix != ".safetensors":
         raise CheckpointError(f"{target} must end in .safetensors")
+    if target.parent.exists() and not target.parent.is_dir():
+        raise CheckpointError(
+            f"{target.parent} is a file, not a folder; choose another place for {target.name}"
+        )
     if not target.parent.is_dir():
         raise CheckpointError(f"the folder {target.parent} does not exist; create it first")
     if target.is_dir():

@@ -579,7 +579,7 @@ TARGETS: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "a folder": (folder, "is a folder"),
     "in no folder": (beside("absent/out.safetensors"), "does not exist; create it"),
-    "beneath a file": (beside("existing.safetensors/out.safetensors"), "does not exist; create it"),
+    "beneath a file": (beside("existing.safetensors/out.safetensors"), "is a file, not a folder"),
     "another kind of file": (beside("out.gguf"), "must end in .safetensors"),
     "a long name": (beside("a" * 300 + ".safetensors"), "name too long"),
     "a name too long for what is written first": (beside("a" * 240 + ".safetensors"), "name too long"),

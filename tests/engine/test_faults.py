@@ -54,6 +54,16 @@ ROWS: dict[str, Row] = {
     "generate from random bytes": ((*GENERATE, "--model", "BAD", "--pipeline", "TINY"), RANDOM, "is not a"),
     "generate from a long name": ((*GENERATE, "--model", LONG), None, NO_FILE),
     "generate from a zero": ((*GENERATE, "--model", "a\0b"), None, "does not exist"),
+    "generate with no pipeline": (
+        (*GENERATE, "--model", "KEPT", "--pipeline", "no"),
+        None,
+        "no does not exist",
+    ),
+    "generate with a file as pipeline": (
+        (*GENERATE, "--model", "KEPT", "--pipeline", "KEPT"),
+        None,
+        "is no folder; give a diffusers folder",
+    ),
     "generate from a long pipeline": ((*GENERATE, "--model", "KEPT", "--pipeline", LONG), None, NO_FILE),
     "generate to a long name": ((*GENERATE, "--out", LONG), None, NO_FILE),
     "generate beneath a file": ((*GENERATE, "--out", "KEPT/out"), None, "cannot be made a folder"),
