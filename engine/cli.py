@@ -9,6 +9,7 @@ import argparse
 import io
 import math
 import os
+import re
 import shlex
 import signal
 import sys
@@ -33,6 +34,10 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are ours to print."""
 
     def error(self, message: str) -> NoReturn:
+        if found := re.fullmatch(r"argument (--\S+): expected one argument", message):  # or one like -128x128
+            message = (
+                f"{found[1]} needs a value, got none; one that begins with - is given as {found[1]}=VALUE"
+            )
         raise InputError(f"{message} (see {self.prog} --help)")
 
 
@@ -96,7 +101,7 @@ def _generate(parser: Parser) -> None:
     parser.add_argument("--negative", default="", metavar="TEXT", help="what it must not show")
     parser.add_argument("--image", metavar="FILE", help="first frame, for an image-to-video model")
     _add_sampling(parser)
-    parser.add_argument("--seed", type=int, default=0, help="of the noise (default 0)")
+    parser.add_argument("--seed", type=_whole, default=0, help="of the noise (default 0)")
     _add_run(parser)
     parser.add_argument("--compare", action="store_true", help="sample in full precision too, and compare")
     _add_device(parser)
@@ -122,7 +127,7 @@ def _calibrate(parser: Parser) -> None:
     _add_model(parser)
     parser.add_argument("--prompts", metavar="FILE|N", help="captions, one a line; or how many (default 4)")
     _add_sampling(parser)
-    parser.add_argument("--seed", type=int, default=0, help="of the first clip's noise (default 0)")
+    parser.add_argument("--seed", type=_whole, default=0, help="of the first clip's noise (default 0)")
     parser.add_argument(
         "--bits", type=_numbers, default=(5.0, 6.0, 7.0), metavar="LIST", help="default 5,6,7"
     )
@@ -143,7 +148,9 @@ def _evaluate(parser: Parser) -> None:
     _add_sampling(parser)
     _add_run(parser)
     parser.add_argument("--against-full", action="store_true", help="PSNR and SSIM against full precision")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes that share the work")
+    parser.add_argument(
+        "--workers", type=_whole, default=1, metavar="N", help="processes that share the work"
+    )
     _add_device(parser)
     parser.add_argument("--out", required=True, metavar="FILE", help="the JSON file to write")
     parser.add_argument("--shard", type=_shard, help=argparse.SUPPRESS)
@@ -154,7 +161,7 @@ def _verify(parser: Parser) -> None:
     told = "captions, one a line, which the JSON repeats; or how many (default 4)"
     parser.add_argument("--prompts", metavar="FILE|N", help=told)
     _add_sampling(parser)
-    parser.add_argument("--seed", type=int, default=0, help="of the first prompt's noise (default 0)")
+    parser.add_argument("--seed", type=_whole, default=0, help="of the first prompt's noise (default 0)")
     _add_device(parser)
     parser.add_argument(
         "--out", required=True, metavar="DIR", help="folder of verify.json, verify.png and clips"
@@ -178,9 +185,9 @@ def _add_model(parser: Parser, default: str | None = None) -> None:
 
 
 def _add_sampling(parser: Parser) -> None:
-    parser.add_argument("--steps", type=int, default=50, help="default 50")
+    parser.add_argument("--steps", type=_whole, default=50, help="default 50")
     parser.add_argument("--cfg", type=_number, default=6.0, help="guidance scale (default 6.0)")
-    parser.add_argument("--frames", type=int, metavar="N", help="default: what the model was trained for")
+    parser.add_argument("--frames", type=_whole, metavar="N", help="default: what the model was trained for")
     parser.add_argument("--size", type=_size, metavar="HxW", help="default: what the model was trained for")
 
 
@@ -199,7 +206,7 @@ def _add_run(parser: Parser) -> None:
     group.add_argument("--no-tuning", action="store_true", help=told)
     group.add_argument("--cache", default="tdc", metavar="NAME", help="off or tdc (default tdc)")
     group.add_argument("--threshold", type=_number, help=f"of the cache ({CHOSEN_BY_PRESET})")
-    group.add_argument("--max-skips", type=int, metavar="N", help=f"in a row ({CHOSEN_BY_PRESET})")
+    group.add_argument("--max-skips", type=_whole, metavar="N", help=f"in a row ({CHOSEN_BY_PRESET})")
     group.add_argument(
         "--start", type=_number, help=f"share of sampling before any skip ({CHOSEN_BY_PRESET})"
     )
@@ -219,6 +226,13 @@ def _size(text: str) -> tuple[int, int]:
     if not (cross and all(side.isdecimal() and len(side) < 10 for side in (height, width))):
         raise argparse.ArgumentTypeError(f"needs HEIGHTxWIDTH, 480x720 for one, got {text!r}")
     return int(height), int(width)
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"needs a whole number, got {text!r}") from None
 
 
 def _number(text: str) -> float:

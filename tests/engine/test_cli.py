@@ -14,6 +14,10 @@ from sixbit_diffusion.sixbit_core import VERSION
 ROOT = Path(__file__).resolve().parents[2]
 GENERATE = ["generate", "--model", "TINY", "--prompt", "a star", "--out", "OUT", "--device", "cpu"]
 
+NO_PROMPTS = (
+    "--prompts gone.txt cannot be read as a text file: No such file or directory; "
+    "give a file of captions, one a line, or how many"
+)
 BAD = [
     ([], "COMMAND"),
     (["paint"], "paint"),
@@ -22,7 +26,11 @@ BAD = [
     ([*GENERATE, "--model", "nowhere"], "nowhere does not exist"),
     ([*GENERATE, "--prompt", "  "], "--prompt is empty"),
     ([*GENERATE, "--steps", "0"], "--steps must lie between 1 and 1000, got 0"),
-    ([*GENERATE, "--steps", "many"], "--steps"),
+    ([*GENERATE, "--steps", "2.5"], "--steps: needs a whole number, got '2.5'"),
+    ([*GENERATE, "--seed", "abc"], "--seed: needs a whole number, got 'abc'"),
+    ([*GENERATE, "--frames", "9" * 5000], "--frames: needs a whole number"),
+    ([*GENERATE, "--size", "-128x128"], "one that begins with - is given as --size=VALUE"),
+    ([*GENERATE, "--size=-128x128"], "--size: needs HEIGHTxWIDTH, 480x720 for one, got '-128x128'"),
     ([*GENERATE, "--cfg", "nan"], "--cfg"),
     ([*GENERATE, "--seed", "-1"], "--seed"),
     ([*GENERATE, "--frames", "12"], "8N+1 frames; the nearest are 9 and 17"),
@@ -72,7 +80,7 @@ BAD = [
     (["quantize", "TINY", "TARGET", "--calibration", "x", "--rotation", "on"], "--calibration serves"),
     (["evaluate", "--model", "TINY", "--prompts", "0", "--out", "OUT"], "--prompts must be between 1 and"),
     (["evaluate", "--model", "TINY", "--prompts", "99", "--out", "OUT"], "give a file"),
-    (["evaluate", "--model", "TINY", "--prompts", "gone.txt", "--out", "OUT"], "gone.txt"),
+    (["evaluate", "--model", "TINY", "--prompts", "gone.txt", "--out", "OUT"], NO_PROMPTS),
     (["evaluate", "--model", "TINY", "--seeds", "a", "--out", "OUT"], "--seeds"),
     (["verify", "--model", "TINY", "--prompts", "9", "--out", "OUT"], "give a file of captions"),
     (["verify", "--model", "TINY", "--seed", "9223372036854775807", "--out", "OUT"], "below 2^63"),

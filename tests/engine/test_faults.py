@@ -74,7 +74,11 @@ ROWS: dict[str, Row] = {
     "predictor nested deep": ((*GENERATE, "--predictor", "BAD"), b"[" * 100_000, "cannot be used"),
     "predictor that is a folder": ((*GENERATE, "--predictor", "EMPTY"), None, "it is no regular file"),
     "predictor of a long name": ((*GENERATE, "--predictor", LONG), None, NO_FILE),
-    "captions of random bytes": ((*EVALUATE, "--prompts", "BAD"), b"\xff\xfe", "cannot be read as a text"),
+    "captions of random bytes": (
+        (*EVALUATE, "--prompts", "BAD"),
+        b"\xff\xfe",
+        "file: it is not UTF-8; give",
+    ),
     "captions in a folder": ((*EVALUATE, "--prompts", "EMPTY"), None, "cannot be read as a text file"),
     "captions of a long name": ((*EVALUATE, "--prompts", LONG), None, "cannot be read as a text file"),
     "no caption": ((*EVALUATE, "--prompts", "BAD"), b" \n\n", "holds no caption"),
