@@ -506,9 +506,15 @@ MACHINES: dict[str, tuple[object, str, Callable[..., object], type[BaseException
         "open",
         opening(denied),
         CheckpointError,
-        "Permission denied",
+        "Permission denied; choose another place or name",
     ),
-    "a folder that may not be listed": (Path, "iterdir", denied, CheckpointError, "Permission denied"),
+    "a folder that may not be listed": (
+        Path,
+        "iterdir",
+        denied,
+        CheckpointError,
+        "denied; choose another place",
+    ),
     "Ctrl-C": (quantize_module, "quantize_group", stop_in_the_middle, KeyboardInterrupt, "stop"),
     "out of memory": (quantize_module, "quantize_group", stop_in_the_middle, MemoryError, "stop"),
 }
@@ -547,6 +553,17 @@ def test_a_machine_that_gives_out_leaves_the_target_alone(
     assert said in line
 
 
+def test_a_file_that_may_not_be_read_says_what_to_do(native_file, monkeypatch) -> None:
+    source = native_file()
+    with monkeypatch.context() as patch:
+        patch.setattr(safetensors_file, "open", denied, raising=False)
+        with pytest.raises(CheckpointError) as caught:
+            open_checkpoint(source)
+    assert (
+        check_line(caught.value) == f"cannot read {source}: Permission denied; give a file that can be read"
+    )
+
+
 def beside(name: str) -> Callable[[Path], Path]:
     return lambda source: source.parent / name
 
@@ -580,7 +597,7 @@ TARGETS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a folder": (folder, "is a folder"),
     "in no folder": (beside("absent/out.safetensors"), "does not exist; create it"),
     "beneath a file": (beside("existing.safetensors/out.safetensors"), "is a file, not a folder"),
-    "another kind of file": (beside("out.gguf"), "must end in .safetensors"),
+    "another kind of file": (beside("out.gguf"), "must end in .safetensors; give it that ending"),
     "a long name": (beside("a" * 300 + ".safetensors"), "name too long"),
     "a name too long for what is written first": (beside("a" * 240 + ".safetensors"), "name too long"),
     "a link to itself": (loop, "loop.safetensors"),

@@ -99,7 +99,7 @@ def test_zeros_stay_zeros():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"method": "gptq"}, "gptq is not available yet; use search"),
+        ({"method": "gptq"}, "gptq is not available; use search"),
         ({"method": "fp8"}, "method must be one of search, rtn"),
         ({"rotation": "maybe"}, "rotation must be one of auto, on, off"),
         ({"compatible": True, "rotation": "on"}, "compatible file holds no rotated layer"),

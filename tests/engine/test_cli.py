@@ -42,8 +42,8 @@ BAD = [
     ([*GENERATE, "--router", "lucky"], "--router must be one of"),
     ([*GENERATE, "--preset", "best"], "--preset must be one of paper, quality, balanced, fast"),
     ([*GENERATE, "--cache", "on"], "--cache must be one of off, tdc"),
-    ([*GENERATE, "--bits", "3"], "between 4 and 8"),
-    ([*GENERATE, "--threshold", "-1"], "threshold must be 0 or more"),
+    ([*GENERATE, "--bits", "3"], "--bits: activation bits must lie between 4 and 8, got 3"),
+    ([*GENERATE, "--threshold", "-1"], "--threshold: threshold must be 0 or more"),
     ([*GENERATE, "--size", "16384x32"], "must be 8192 or less"),
     ([*GENERATE, "--size", f"{'9' * 5000}x32"], "HEIGHTxWIDTH"),
     ([*GENERATE, "--frames", "80001"], "--frames must be 8193 or less"),
@@ -56,9 +56,10 @@ BAD = [
     (["calibrate", "--model", "TINY", "--bits", "5,inf", "--out", "OUT"], "--bits: needs a finite number"),
     ([*GENERATE, "--report", "out/../out/clip.mp4"], "is written anyway"),
     ([*GENERATE, "--out", "TAKEN"], "clip.mp4 is a folder"),
-    ([*GENERATE, "--max-skips", "-1"], "max_skips"),
-    ([*GENERATE, "--start", "0.9", "--end", "0.1"], "start and end"),
-    ([*GENERATE, "--cache-location", "moon"], "cache location must be one of"),
+    ([*GENERATE, "--max-skips", "-1"], "--max-skips: max_skips must be 0 or more"),
+    ([*GENERATE, "--max-skips", "0"], "--max-skips 0 would skip nothing; give 1 or more, or --cache off"),
+    ([*GENERATE, "--start", "0.9", "--end", "0.1"], "--start, --end: start and end need"),
+    ([*GENERATE, "--cache-location", "moon"], "--cache-location: cache location must be one of"),
     ([*GENERATE, "--router", "gamma"], "needs a predictor"),
     ([*GENERATE, "--predictor", "absent.json"], "absent.json"),
     ([*GENERATE, "--precision", "w4a8", "--predictor", "absent.json"], "absent.json"),
@@ -376,6 +377,26 @@ def test_reference_is_a_name_for_inspect_and_quantize(tmp_path, capsys, monkeypa
     for command in (["inspect", "reference"], ["quantize", "reference", str(target), "--force"]):
         assert main(command) == 2
         assert "without the bundled reference" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("report", ["ro/r.json", "taken", "file/r.json"])
+def test_a_refused_report_leaves_no_folder_behind(report, tiny_folder, tmp_path, capsys, monkeypatch):
+    (tmp_path / "ro").mkdir()
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "file").write_text("")
+    made = tempfile.NamedTemporaryFile
+
+    def denied(dir, **more):
+        if Path(dir).name == "ro":
+            raise PermissionError(13, "Permission denied")
+        return made(dir=dir, **more)
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", denied)
+    arguments = ["generate", "--model", str(tiny_folder), "--prompt", "x", "--device", "cpu"]
+    places = ["--out", str(tmp_path / "new" / "out"), "--report", str(tmp_path / report)]
+    assert main([*arguments, *places]) == 2
+    assert "--report" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "ro", "taken"]
 
 
 def test_started_by_path(tiny_folder):
