@@ -1,46 +1,43 @@
 """The `sixbit` command: arguments in, one function of the engine called, an exit code out.
 
-0 done, 2 bad input, 1 anything else, 128 + N stopped by signal N (130 for Ctrl-C); what went wrong is one
-line on stderr. Only light
-modules are imported here, so that `--help` answers at once.
+0 done, 2 bad input, 1 anything else, 128 + N stopped by signal N (130 for Ctrl-C, 141 where the reader of a
+pipe went away); what went wrong is one line on stderr. Only light modules are imported here, so that
+`--help` answers at once.
 """
 
 import argparse
 import io
 import math
+import os
+import re
 import shlex
 import signal
 import sys
-import threading
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Sequence
 from typing import NoReturn
 
+from ..sixbit_core import VERSION
 from ..sixbit_core.config import CACHE_LOCATIONS, PRESETS
 from ..sixbit_core.errors import CheckpointError, one_line
 from . import commands
 from .errors import InputError
+from .stopping import BY_SIGNAL, stoppable, stopped_line
 
-DONE, FAILED, BAD_INPUT, BY_SIGNAL = 0, 1, 2, 128
+DONE, FAILED, BAD_INPUT = 0, 1, 2
+NO_READER = BY_SIGNAL + 13  # SIGPIPE, which Windows has no name for
 BAD = (InputError, CheckpointError)
-STOPPING = ("SIGTERM", "SIGHUP")  # those that the system knows end a run as Ctrl-C does
 CHOSEN_BY_PRESET = "default: the preset's"
-
-
-class Stopped(KeyboardInterrupt):
-    """A signal asked the program to end; cleaning up goes on as after Ctrl-C."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are ours to print."""
 
     def error(self, message: str) -> NoReturn:
+        if found := re.fullmatch(r"argument (--\S+): expected one argument", message):  # or one like -128x128
+            message = (
+                f"{found[1]} needs a value, got none; one that begins with - is given as {found[1]}=VALUE"
+            )
         raise InputError(f"{message} (see {self.prog} --help)")
 
 
@@ -51,24 +48,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names in no encoding, and a file on Windows
             stream.reconfigure(errors="backslashreplace")
+    came: list[int] = []
     try:
         parsed = build_parser().parse_args(given)
         parsed.command_line = shlex.join(["sixbit", *given])
-        with _stoppable():
+        with stoppable(came):
             parsed.run(parsed)
+            sys.stdout.flush()  # not at the end of Python, where nobody would see it fail
         return DONE
-    except Stopped as stopped:
-        name = signal.Signals(stopped.number).name
-        return _fail(f"stopped by {name}", BY_SIGNAL + stopped.number, debug)
-    except KeyboardInterrupt:
-        return _fail("interrupted", BY_SIGNAL + signal.SIGINT, debug)
+    except KeyboardInterrupt as stop:
+        number = getattr(stop, "number", signal.SIGINT)
+        return _fail(stopped_line(number), BY_SIGNAL + number, debug)
+    except BrokenPipeError:  # of stdout: what else is piped here is read by processes of our own
+        _write_nowhere()
+        return NO_READER
     except Exception as error:
+        if came:  # a library took the signal for an error of its own
+            return _fail(stopped_line(came[-1]), BY_SIGNAL + came[-1], debug)
         return _fail(_line(error), BAD_INPUT if isinstance(error, BAD) else FAILED, debug)
+
+
+def _write_nowhere() -> None:
+    """Let stdout be flushed when Python ends, though nobody reads it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def build_parser() -> Parser:
     """The whole command line."""
     parser = Parser(prog="sixbit", description="CogVideoX in six bits.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"sixbit {VERSION}")
     known = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, run, fill, summary, example in COMMANDS:
         command = known.add_parser(
@@ -85,36 +95,13 @@ def build_parser() -> Parser:
     return parser
 
 
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Signals that would end the program at once raise `Stopped` instead; those that are ignored stay so."""
-    if threading.current_thread() is not threading.main_thread():  # only there can handlers be set
-        yield
-        return
-    numbers = [getattr(signal, name) for name in STOPPING if hasattr(signal, name)]
-    taken = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        for other in taken:  # a closing terminal sends more than one: cleaning up is not to be cut short
-            signal.signal(other, signal.SIG_IGN)
-        raise Stopped(number)
-
-    for number in taken:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number in taken:
-            signal.signal(number, signal.SIG_DFL)
-
-
 def _generate(parser: Parser) -> None:
     _add_model(parser)
     parser.add_argument("--prompt", required=True, metavar="TEXT", help="what the clip shows")
     parser.add_argument("--negative", default="", metavar="TEXT", help="what it must not show")
     parser.add_argument("--image", metavar="FILE", help="first frame, for an image-to-video model")
     _add_sampling(parser)
-    parser.add_argument("--seed", type=int, default=0, help="of the noise (default 0)")
+    parser.add_argument("--seed", type=_whole, default=0, help="of the noise (default 0)")
     _add_run(parser)
     parser.add_argument("--compare", action="store_true", help="sample in full precision too, and compare")
     _add_device(parser)
@@ -123,7 +110,7 @@ def _generate(parser: Parser) -> None:
 
 
 def _quantize(parser: Parser) -> None:
-    parser.add_argument("source", metavar="SRC", help="diffusers folder or safetensors file")
+    parser.add_argument("source", metavar="SRC", help="reference, a diffusers folder or a safetensors file")
     parser.add_argument("target", metavar="DST", help="the safetensors file to write")
     parser.add_argument("--method", default="search", metavar="NAME", help="rtn, search (default) or gptq")
     parser.add_argument("--rotation", default="auto", metavar="NAME", help="auto, on or off (default auto)")
@@ -140,7 +127,7 @@ def _calibrate(parser: Parser) -> None:
     _add_model(parser)
     parser.add_argument("--prompts", metavar="FILE|N", help="captions, one a line; or how many (default 4)")
     _add_sampling(parser)
-    parser.add_argument("--seed", type=int, default=0, help="of the first clip's noise (default 0)")
+    parser.add_argument("--seed", type=_whole, default=0, help="of the first clip's noise (default 0)")
     parser.add_argument(
         "--bits", type=_numbers, default=(5.0, 6.0, 7.0), metavar="LIST", help="default 5,6,7"
     )
@@ -150,7 +137,7 @@ def _calibrate(parser: Parser) -> None:
 
 
 def _inspect(parser: Parser) -> None:
-    parser.add_argument("file", metavar="FILE", help="checkpoint file or folder")
+    parser.add_argument("file", metavar="FILE", help="reference, or a checkpoint file or folder")
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
@@ -161,7 +148,9 @@ def _evaluate(parser: Parser) -> None:
     _add_sampling(parser)
     _add_run(parser)
     parser.add_argument("--against-full", action="store_true", help="PSNR and SSIM against full precision")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes that share the work")
+    parser.add_argument(
+        "--workers", type=_whole, default=1, metavar="N", help="processes that share the work"
+    )
     _add_device(parser)
     parser.add_argument("--out", required=True, metavar="FILE", help="the JSON file to write")
     parser.add_argument("--shard", type=_shard, help=argparse.SUPPRESS)
@@ -172,7 +161,7 @@ def _verify(parser: Parser) -> None:
     told = "captions, one a line, which the JSON repeats; or how many (default 4)"
     parser.add_argument("--prompts", metavar="FILE|N", help=told)
     _add_sampling(parser)
-    parser.add_argument("--seed", type=int, default=0, help="of the first prompt's noise (default 0)")
+    parser.add_argument("--seed", type=_whole, default=0, help="of the first prompt's noise (default 0)")
     _add_device(parser)
     parser.add_argument(
         "--out", required=True, metavar="DIR", help="folder of verify.json, verify.png and clips"
@@ -196,9 +185,9 @@ def _add_model(parser: Parser, default: str | None = None) -> None:
 
 
 def _add_sampling(parser: Parser) -> None:
-    parser.add_argument("--steps", type=int, default=50, help="default 50")
+    parser.add_argument("--steps", type=_whole, default=50, help="default 50")
     parser.add_argument("--cfg", type=_number, default=6.0, help="guidance scale (default 6.0)")
-    parser.add_argument("--frames", type=int, metavar="N", help="default: what the model was trained for")
+    parser.add_argument("--frames", type=_whole, metavar="N", help="default: what the model was trained for")
     parser.add_argument("--size", type=_size, metavar="HxW", help="default: what the model was trained for")
 
 
@@ -217,7 +206,7 @@ def _add_run(parser: Parser) -> None:
     group.add_argument("--no-tuning", action="store_true", help=told)
     group.add_argument("--cache", default="tdc", metavar="NAME", help="off or tdc (default tdc)")
     group.add_argument("--threshold", type=_number, help=f"of the cache ({CHOSEN_BY_PRESET})")
-    group.add_argument("--max-skips", type=int, metavar="N", help=f"in a row ({CHOSEN_BY_PRESET})")
+    group.add_argument("--max-skips", type=_whole, metavar="N", help=f"in a row ({CHOSEN_BY_PRESET})")
     group.add_argument(
         "--start", type=_number, help=f"share of sampling before any skip ({CHOSEN_BY_PRESET})"
     )
@@ -237,6 +226,13 @@ def _size(text: str) -> tuple[int, int]:
     if not (cross and all(side.isdecimal() and len(side) < 10 for side in (height, width))):
         raise argparse.ArgumentTypeError(f"needs HEIGHTxWIDTH, 480x720 for one, got {text!r}")
     return int(height), int(width)
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"needs a whole number, got {text!r}") from None
 
 
 def _number(text: str) -> float:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import InputError
+from .stopping import leaving_at_once
 
 if TYPE_CHECKING:
     from .settings import Choice
@@ -22,10 +23,11 @@ ENGINE = (*CORE, "PIL", "diffusers", "transformers", "rich")
 
 def run_generate(given: Namespace) -> None:
     """`sixbit generate`."""
-    need(*ENGINE)
-    choice = read_choice(given)
-    quiet_libraries()
-    from .generate import GenerateRequest, generate
+    with leaving_at_once():
+        need(*ENGINE)
+        choice = read_choice(given)
+        quiet_libraries()
+        from .generate import GenerateRequest, generate
 
     request = GenerateRequest(
         model=given.model,
@@ -52,17 +54,19 @@ def run_generate(given: Namespace) -> None:
 
 def run_quantize(given: Namespace) -> None:
     """`sixbit quantize`."""
-    need(*CORE, "rich")
-    from ..sixbit_core.checkpoint import open_checkpoint
-    from ..sixbit_core.quantize import QuantizeConfig, quantize_checkpoint
-    from ..sixbit_core.sample_inputs import SampleInputs
+    with leaving_at_once():
+        need(*CORE, "rich")
+        from ..sixbit_core.checkpoint import open_checkpoint
+        from ..sixbit_core.quantize import QuantizeConfig, quantize_checkpoint
+        from ..sixbit_core.sample_inputs import SampleInputs
+        from .facts import named_source
 
     try:
         calibrated = given.calibration is not None
         config = QuantizeConfig(given.method, given.rotation, given.compatible, given.force, calibrated)
     except ValueError as error:
         raise InputError(str(error)) from error
-    source, inputs, errors = Path(given.source), None, None
+    source, inputs, errors = named_source(given.source), None, None
     if calibrated:
         if config.method != "gptq" and (given.rotation != "auto" or given.compatible):
             raise InputError(
@@ -96,9 +100,10 @@ def error_lines(errors: Mapping[str, float]) -> list[str]:
 
 def run_calibrate(given: Namespace) -> None:
     """`sixbit calibrate`."""
-    need(*ENGINE)
-    quiet_libraries()
-    from .calibrate import CalibrateRequest, calibrate
+    with leaving_at_once():
+        need(*ENGINE)
+        quiet_libraries()
+        from .calibrate import CalibrateRequest, calibrate
 
     request = CalibrateRequest(
         model=given.model,
@@ -120,19 +125,22 @@ def run_calibrate(given: Namespace) -> None:
 
 def run_inspect(given: Namespace) -> None:
     """`sixbit inspect`."""
-    need(*CORE)
-    from ..sixbit_core.inspect import format_inspection, inspect_checkpoint
+    with leaving_at_once():
+        need(*CORE)
+        from ..sixbit_core.inspect import format_inspection, inspect_checkpoint
+        from .facts import named_source
 
-    found = inspect_checkpoint(Path(given.file))
+    found = inspect_checkpoint(named_source(given.file))
     print(json.dumps(found, indent=1) if given.json else format_inspection(found))
 
 
 def run_evaluate(given: Namespace) -> None:
     """`sixbit evaluate`."""
-    need(*ENGINE)
-    choice = read_choice(given)
-    quiet_libraries()
-    from .evaluate import EvaluateRequest, evaluate
+    with leaving_at_once():
+        need(*ENGINE)
+        choice = read_choice(given)
+        quiet_libraries()
+        from .evaluate import EvaluateRequest, evaluate
 
     request = EvaluateRequest(
         model=given.model,
@@ -160,9 +168,10 @@ def run_evaluate(given: Namespace) -> None:
 
 def run_verify(given: Namespace) -> None:
     """`sixbit verify`."""
-    need(*ENGINE)
-    quiet_libraries()
-    from .verify import VerifyRequest, verify
+    with leaving_at_once():
+        need(*ENGINE)
+        quiet_libraries()
+        from .verify import VerifyRequest, verify
 
     request = VerifyRequest(
         model=given.model,
@@ -187,11 +196,12 @@ def run_verify(given: Namespace) -> None:
 
 def run_check(given: Namespace) -> None:
     """`sixbit check`."""
-    need(*CORE)
-    choice = read_choice(given)
-    if is_there("diffusers") and is_there("transformers"):
-        quiet_libraries()
-    from .check import check
+    with leaving_at_once():
+        need(*CORE)
+        choice = read_choice(given)
+        if is_there("diffusers") and is_there("transformers"):
+            quiet_libraries()
+        from .check import check
 
     for line in check(given.model, _path(given.pipeline), choice, given):
         print(line)

@@ -133,6 +133,23 @@ def reference_folder() -> Path:
     return Path(__file__).resolve().parents[1] / "reference" / "pipeline"
 
 
+def named_source(name: str) -> Path:
+    """Where a checkpoint lies: that of the name "reference", and the path itself for any other.
+
+    Raises:
+        InputError: the reference is not in this copy of the pack.
+    """
+    if name != REFERENCE:
+        return Path(name)
+    source = reference_folder()
+    if not (source / "model_index.json").is_file():
+        raise InputError(
+            "this copy of the pack is without the bundled reference; copy the folder reference/pipeline of "
+            f"the pack's repository to {source}"
+        )
+    return source
+
+
 def read_facts(model: str, pipeline: Path | None = None) -> ModelFacts:
     """Read what `--model` and `--pipeline` name, without loading weights.
 
@@ -160,12 +177,7 @@ def read_facts(model: str, pipeline: Path | None = None) -> ModelFacts:
 
 def _find(model: str, pipeline: Path | None) -> tuple[Path, Path]:
     """Where transformer and pipeline folder are; every part is there, its files whole by their headers."""
-    source = reference_folder() if model == REFERENCE else Path(model)
-    if model == REFERENCE and not (source / "model_index.json").is_file():
-        raise InputError(
-            "this copy of the pack is without the bundled reference; copy the folder reference/pipeline of "
-            f"the pack's repository to {source}"
-        )
+    source = named_source(model)
     if not source.exists():
         raise InputError(f"--model {model} does not exist; give reference, a pipeline folder or a file")
     if source.is_file() and pipeline is None:
@@ -173,6 +185,9 @@ def _find(model: str, pipeline: Path | None) -> tuple[Path, Path]:
             f"--model {source.name} is a transformer alone; add --pipeline FOLDER with VAE and text encoder"
         )
     folder = pipeline or source
+    if pipeline is not None and not pipeline.is_dir():
+        state = "is no folder" if pipeline.exists() else "does not exist"
+        raise InputError(f"--pipeline {pipeline} {state}; give a diffusers folder with VAE and text encoder")
     missing = [part for part in SECTIONS if not (folder / part).is_dir()]
     if missing:
         raise InputError(f"{folder} is not a whole diffusers pipeline: it lacks {', '.join(missing)}")

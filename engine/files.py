@@ -19,7 +19,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def check_target(path: Path, flag: str) -> None:
     """See, before any long work, that `path` can be written as a file. Raises InputError."""
-    make_folder(path.parent)
+    make_folder(path.parent, flag)
     try:
         beside(path).lstat()
     except FileNotFoundError:
@@ -30,7 +30,7 @@ def check_target(path: Path, flag: str) -> None:
         raise InputError(f"{flag} {path} is a folder; give a file name")
 
 
-def make_folder(path: Path) -> Path:
+def make_folder(path: Path, flag: str = "--out") -> Path:
     """Create `path` as a folder and see that files can be made in it, before any long work.
 
     Raises:
@@ -39,10 +39,24 @@ def make_folder(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{path} cannot be made a folder: {error.strerror}; choose another --out") from error
+        raise InputError(
+            f"{path} cannot be made a folder: {error.strerror}; choose another {flag}"
+        ) from error
+    check_folder(path, flag)
+    return path
+
+
+def check_folder(path: Path, flag: str) -> None:
+    """See that files can be made in the folder `path`, or in the one that it would be made in; makes nothing.
+
+    Raises:
+        InputError: when they cannot.
+    """
     try:
-        with tempfile.NamedTemporaryFile(dir=path, prefix=".sixbit-"):
+        there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        if not there.is_dir():
+            raise InputError(f"{path} cannot be made a folder: {there} is a file; choose another {flag}")
+        with tempfile.NamedTemporaryFile(dir=there, prefix=".sixbit-"):
             pass
     except OSError as error:
-        raise InputError(f"{path} cannot be written to: {error.strerror}; choose another --out") from error
-    return path
+        raise InputError(f"{path} cannot be written to: {error.strerror}; choose another {flag}") from error

@@ -13,7 +13,7 @@ from ..sixbit_core.report import RunMemory
 from ..sixbit_core.report_image import draw_run
 from .errors import InputError
 from .facts import ModelFacts, check_clip, check_sampling, read_facts
-from .files import check_target, make_folder, write_json
+from .files import check_folder, check_target, make_folder, write_json
 from .machine import find_machine, peak_memory_bytes, reset_peak_memory
 from .memory import check_memory
 from .pipeline import LoadedModel, TextEmbeds, load_model
@@ -88,14 +88,7 @@ def generate(
     clip = check_request(request, facts)
     check_memory(facts, clip.size, clip.frames, clip.guided, machine)
     settings = settle(request.choice, facts, machine)
-    out = make_folder(request.out)
-    for name in RESULTS:
-        if (out / name).is_dir():
-            raise InputError(f"{out / name} is a folder, and a file must go there; choose another --out")
-    if request.report is not None:
-        check_target(request.report, "--report")
-        if request.report.resolve() in [(out / name).resolve() for name in RESULTS]:
-            raise InputError(f"--report {request.report} is written anyway; give a place outside --out")
+    out = make_places(request)
     model = load_model(
         request.model, request.pipeline, FULL if request.compare else settings.weights, machine, facts=facts
     )
@@ -134,6 +127,25 @@ def generate(
     report |= {} if full is None else compare_clips(frames, full)
     files = write_results(request, out, report, facts.fps, settings, (frames, full), run)
     return GenerateResult(frames, report, files, done_line(report, out))
+
+
+def make_places(request: GenerateRequest) -> Path:
+    """The folder of the results, made with that of `--report` once both are seen to be possible.
+
+    Raises:
+        InputError: when one is not; nothing is made then.
+    """
+    out, report = request.out, request.report
+    check_folder(out, "--out")
+    for name in RESULTS:
+        if (out / name).is_dir():
+            raise InputError(f"{out / name} is a folder, and a file must go there; choose another --out")
+    if report is not None:
+        check_folder(report.parent, "--report")
+        if report.resolve() in [(out / name).resolve() for name in RESULTS]:
+            raise InputError(f"--report {report} is written anyway; give a place outside --out")
+        check_target(report, "--report")
+    return make_folder(out)
 
 
 def _sample_full(

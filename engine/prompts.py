@@ -67,7 +67,11 @@ def _from_file(path: Path) -> tuple[Prompt, ...]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--prompts {path} cannot be read as a text file: {error}") from error
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise InputError(
+            f"--prompts {path} cannot be read as a text file: {reason}; give a file of captions, one a line, "
+            "or how many"
+        ) from error
     prompts = tuple(Prompt(line.strip()) for line in lines if line.strip())
     if not prompts:
         raise InputError(f"--prompts {path} holds no caption; write one a line")

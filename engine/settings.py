@@ -174,11 +174,19 @@ def check_choice(choice: Choice) -> Preset:
                 f"leave it out, or give --precision {' or '.join(useful)}"
             )
     preset = PRESETS[choice.preset or DEFAULT_PRESET]
-    try:
-        _cache(choice, preset.cache)
-        override(preset.dmpq, {"bits": choice.bits})
-    except ValueError as error:
-        raise InputError(str(error)) from error
+    for flag, config, changes in (
+        ("--bits", preset.dmpq, {"bits": choice.bits}),
+        ("--threshold", preset.cache, {"threshold": choice.threshold}),
+        ("--max-skips", preset.cache, {"max_skips": choice.max_skips}),
+        ("--start, --end", preset.cache, {"start": choice.start, "end": choice.end}),
+        ("--cache-location", preset.cache, {"location": choice.cache_location}),
+    ):
+        try:
+            override(config, changes)
+        except ValueError as error:
+            raise InputError(f"{flag}: {error}") from error
+    if choice.max_skips == 0 and choice.cache == "tdc":
+        raise InputError("--max-skips 0 would skip nothing; give 1 or more, or --cache off")
     return preset
 
 

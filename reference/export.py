@@ -47,4 +47,5 @@ def export_pipeline(work: Path, folder: Path, tiny: bool = False, deep: bool = F
         config.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
     if folder.resolve() / "tokenizer" != FOLDER:  # as committed, with spiece.model
         shutil.copytree(FOLDER, folder / "tokenizer", dirs_exist_ok=True)
+        shutil.copy(FOLDER.parent / "README.md", folder)  # the model card: name and licence
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -22,7 +22,9 @@ def collect(path: Path) -> Collected:
     try:
         return _collected(path)
     except OSError as error:  # a name too long, a folder that may not be read
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+        raise CheckpointError(
+            f"cannot read {path}: {error.strerror or error}; give a path that can be read"
+        ) from error
 
 
 def _collected(path: Path) -> Collected:

@@ -171,15 +171,31 @@ def load_predictor(path: Path, fingerprint: str | None = None) -> Predictor:
         line = f"there is no predictor file {path}: calibrate first, or check the path"
         raise ValueError(one_line(line)) from None
     except (KeyError, TypeError, AttributeError, ValueError, OSError, OverflowError, RecursionError) as error:
-        reason = f"lacks {error}" if isinstance(error, KeyError) else str(error)
-        line = f"predictor file {path} cannot be used: {reason}; calibrate again"
+        line = f"predictor file {path} cannot be used: {_reason(error)}; calibrate again, or check the path"
         raise ValueError(one_line(line)) from None
     if fingerprint is not None:
         predictor.check_fingerprint(fingerprint)
     return predictor
 
 
-def _from_document(document: dict) -> Predictor:
+def _reason(error: Exception) -> str:
+    """What is wrong with a predictor file, in words that need no knowledge of Python."""
+    if isinstance(error, KeyError):
+        return f"it lacks {error}"
+    if isinstance(error, UnicodeDecodeError):
+        return "it is no text file"
+    if isinstance(error, json.JSONDecodeError):
+        return f"it is no JSON from line {error.lineno}, column {error.colno} on"
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    if isinstance(error, (TypeError, AttributeError)):
+        return "a part of it is of another form than `sixbit calibrate` writes"
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _from_document(document: object) -> Predictor:
+    if not isinstance(document, dict):
+        raise ValueError("it holds no JSON object")
     if document.get("format") != FORMAT:
         raise ValueError(f'its format is {document.get("format")!r}, not "{FORMAT}"')
     if document.get("version") != VERSION:

@@ -9,7 +9,7 @@ _LICENCE_KEYS = ("sixbit_licence", "license", "licence", "modelspec.license")
 
 
 def source_name(checkpoint: Checkpoint) -> str:
-    """Name of the file or folder, never a path; a repository's name for a hub's download folder."""
+    """A name, never a path: the hub's, else `model_name` of the model card, else that of file or folder."""
     if stored := checkpoint.metadata.get("sixbit_source"):
         return stored
     path = checkpoint.path.resolve()
@@ -19,7 +19,7 @@ def source_name(checkpoint: Checkpoint) -> str:
         path = path.parent
     if path.parent.name == "snapshots":  # <cache>/models--OWNER--NAME/snapshots/<hash>
         return path.parents[1].name.removeprefix("models--").replace("--", "/")
-    return path.name
+    return _told_by_card(checkpoint, "model_name") or path.name
 
 
 def source_licence(checkpoint: Checkpoint) -> str:
@@ -27,26 +27,32 @@ def source_licence(checkpoint: Checkpoint) -> str:
     for key in _LICENCE_KEYS:
         if found := checkpoint.metadata.get(key, "").strip():
             return found
+    return _told_by_card(checkpoint, "license_name", "license") or checkpoint.family.licence
+
+
+def _told_by_card(checkpoint: Checkpoint, *keys: str) -> str | None:
+    """The first of `keys` that a model card beside the weights tells; a single file has no card."""
     path = checkpoint.path.resolve()
-    if path.is_dir() or path.name.endswith(".index.json"):
-        folder = path if path.is_dir() else path.parent
-        folders = [folder, folder.parent] if folder.name == "transformer" else [folder]
-        for card in (f / "README.md" for f in folders):
-            if found := _card_licence(card):
-                return found
-    return checkpoint.family.licence
-
-
-def _card_licence(card: Path) -> str | None:
-    """`license_name`, else `license`, of a model card's front matter."""
-    if not card.is_file():
+    if not (path.is_dir() or path.name.endswith(".index.json")):
         return None
+    folder = path if path.is_dir() else path.parent
+    folders = [folder, folder.parent] if folder.name == "transformer" else [folder]
+    for card in (f / "README.md" for f in folders):
+        fields = _front_matter(card)
+        if found := next((fields[key] for key in keys if key in fields), None):
+            return found
+    return None
+
+
+def _front_matter(card: Path) -> dict[str, str]:
+    """The fields of one line in a model card's front matter; none where there is no card."""
+    if not card.is_file():
+        return {}
     try:
         text = card.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return None
+        return {}
     front = re.match(r"---\s*\n(.*?)\n---", text, re.DOTALL)
     if not front:
-        return None
-    fields = dict(re.findall(r"^(license(?:_name)?):[ \t]*[\"']?([^\"'\n]+?)[\"']?[ \t]*$", front[1], re.M))
-    return fields.get("license_name") or fields.get("license")
+        return {}
+    return dict(re.findall(r"^(\w+):[ \t]*[\"']?([^\"'\n]+?)[\"']?[ \t]*$", front[1], re.M))

@@ -89,9 +89,8 @@ def quantize_checkpoint(
     try:
         _check_target(source, target, config)
     except (OSError, RuntimeError) as error:  # a name too long, links in a circle
-        raise CheckpointError(
-            f"cannot write {target}: {getattr(error, 'strerror', None) or error}"
-        ) from error
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"cannot write {target}: {reason}; choose another place or name") from error
     checkpoint = open_checkpoint(source)
     check_plain(checkpoint)
     entries = planned_entries(checkpoint, config.compatible)
@@ -123,7 +122,11 @@ def quantize_checkpoint(
 
 def _check_target(source: Path, target: Path, config: QuantizeConfig) -> None:
     if target.suffix != ".safetensors":
-        raise CheckpointError(f"{target} must end in .safetensors")
+        raise CheckpointError(f"{target} must end in .safetensors; give it that ending")
+    if target.parent.exists() and not target.parent.is_dir():
+        raise CheckpointError(
+            f"{target.parent} is a file, not a folder; choose another place for {target.name}"
+        )
     if not target.parent.is_dir():
         raise CheckpointError(f"the folder {target.parent} does not exist; create it first")
     if target.is_dir():

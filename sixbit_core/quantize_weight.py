@@ -52,7 +52,7 @@ class QuantizeConfig:
             raise ValueError(f"method must be one of {', '.join((*METHODS, GPTQ))}, got {self.method!r}")
         if self.method == GPTQ and not self.calibrated:
             raise ValueError(
-                "without sample inputs gptq is not available yet; use search, or write them with "
+                "without sample inputs gptq is not available; use search, or write them with "
                 "`sixbit calibrate --inputs DIR` and give --calibration DIR"
             )
         if self.rotation not in ROTATIONS:

@@ -73,7 +73,9 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
             file.seek(8)
             text = file.read(length)
     except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+        raise CheckpointError(
+            f"cannot read {path}: {error.strerror or error}; give a file that can be read"
+        ) from error
     if len(text) < length:
         raise CheckpointError(f"{path} is cut short in its header; download it again")
     return _parsed(path, text, 8 + length, size)
@@ -182,7 +184,9 @@ class StreamWriter:
             remove_leftovers(self.target, f".{self.target.name}.tmp-")
             self._file = open(self.temporary, "wb")
         except OSError as error:
-            raise CheckpointError(f"cannot write {self.target}: {error.strerror or error}") from error
+            raise CheckpointError(
+                f"cannot write {self.target}: {error.strerror or error}; choose another place or name"
+            ) from error
         try:
             self._put(len(self._header).to_bytes(8, "little") + self._header)
         except BaseException:

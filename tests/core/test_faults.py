@@ -506,9 +506,15 @@ MACHINES: dict[str, tuple[object, str, Callable[..., object], type[BaseException
         "open",
         opening(denied),
         CheckpointError,
-        "Permission denied",
+        "Permission denied; choose another place or name",
     ),
-    "a folder that may not be listed": (Path, "iterdir", denied, CheckpointError, "Permission denied"),
+    "a folder that may not be listed": (
+        Path,
+        "iterdir",
+        denied,
+        CheckpointError,
+        "denied; choose another place",
+    ),
     "Ctrl-C": (quantize_module, "quantize_group", stop_in_the_middle, KeyboardInterrupt, "stop"),
     "out of memory": (quantize_module, "quantize_group", stop_in_the_middle, MemoryError, "stop"),
 }
@@ -547,6 +553,17 @@ def test_a_machine_that_gives_out_leaves_the_target_alone(
     assert said in line
 
 
+def test_a_file_that_may_not_be_read_says_what_to_do(native_file, monkeypatch) -> None:
+    source = native_file()
+    with monkeypatch.context() as patch:
+        patch.setattr(safetensors_file, "open", denied, raising=False)
+        with pytest.raises(CheckpointError) as caught:
+            open_checkpoint(source)
+    assert (
+        check_line(caught.value) == f"cannot read {source}: Permission denied; give a file that can be read"
+    )
+
+
 def beside(name: str) -> Callable[[Path], Path]:
     return lambda source: source.parent / name
 
@@ -579,8 +596,8 @@ TARGETS: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "a folder": (folder, "is a folder"),
     "in no folder": (beside("absent/out.safetensors"), "does not exist; create it"),
-    "beneath a file": (beside("existing.safetensors/out.safetensors"), "does not exist; create it"),
-    "another kind of file": (beside("out.gguf"), "must end in .safetensors"),
+    "beneath a file": (beside("existing.safetensors/out.safetensors"), "is a file, not a folder"),
+    "another kind of file": (beside("out.gguf"), "must end in .safetensors; give it that ending"),
     "a long name": (beside("a" * 300 + ".safetensors"), "name too long"),
     "a name too long for what is written first": (beside("a" * 240 + ".safetensors"), "name too long"),
     "a link to itself": (loop, "loop.safetensors"),
@@ -736,13 +753,13 @@ def edit(*path: str | int, to: object = None, gone: bool = False) -> Callable[[s
 FIT = ("linears", "blocks.0.q")
 PREDICTORS: dict[str, tuple[Callable[[str], str | bytes], str]] = {
     "nothing": (lambda text: "", "cannot be used"),
-    "half": (lambda text: text[: len(text) // 2], "cannot be used"),
-    "random bytes": (lambda text: bytes(range(128, 256)) * 9, "cannot be used"),
+    "half": (lambda text: text[: len(text) // 2], "it is no JSON from line"),
+    "random bytes": (lambda text: bytes(range(128, 256)) * 9, "cannot be used: it is no text file;"),
     "a pickle": (lambda text: b"\x80\x04cposix\nsystem\n(S'touch pwned'\ntR.", "cannot be used"),
-    "a list": (lambda text: "[]", "cannot be used"),
-    "null": (lambda text: "null", "cannot be used"),
-    "a number": (lambda text: "7", "cannot be used"),
-    "nested deep": (lambda text: "[" * 100_000, "cannot be used"),
+    "a list": (lambda text: "[]", "cannot be used: it holds no JSON object;"),
+    "null": (lambda text: "null", "it holds no JSON object"),
+    "a number": (lambda text: "7", "it holds no JSON object"),
+    "nested deep": (lambda text: "[" * 100_000, "it is nested too deep"),
     "nested deep within": (edit("calibration", to=b"[" * 100_000), "cannot be used"),
     "of 51 MB": (lambda text: text.replace("{", "{" + " " * 51_000_000, 1), "is 51 MB"),
     "another format": (edit("format", to="other"), "format is 'other'"),
@@ -752,10 +769,10 @@ PREDICTORS: dict[str, tuple[Callable[[str], str | bytes], str]] = {
     "a version in text": (edit("version", to="1"), "version is '1'"),
     "no theta": (edit("theta", gone=True), "lacks 'theta'"),
     "no model": (edit("model", gone=True), "lacks 'model'"),
-    "a model that is text": (edit("model", to="5b"), "cannot be used"),
-    "linears a list": (edit("linears", to=[1]), "cannot be used"),
+    "a model that is text": (edit("model", to="5b"), "of another form than `sixbit calibrate` writes"),
+    "linears a list": (edit("linears", to=[1]), "of another form"),
     "no linear": (edit("linears", to={}), "cannot be used"),
-    "a linear that is null": (edit(*FIT, to=None), "cannot be used"),
+    "a linear that is null": (edit(*FIT, to=None), "of another form"),
     "no macs": (edit(*FIT, "macs", gone=True), "lacks 'macs'"),
     "macs in text": (edit(*FIT, "macs", to="256"), "holds '256' where"),
     "macs with a fraction": (edit(*FIT, "macs", to=0.5), "holds 0.5 where"),
@@ -772,7 +789,7 @@ PREDICTORS: dict[str, tuple[Callable[[str], str | bytes], str]] = {
     "a plane without a slope": (edit(*FIT, "timed", "slope", gone=True), "lacks 'slope'"),
     "one magnitude": (edit("blocks", 0, "magnitudes", to=[1.0]), "needs 50 magnitudes above 0, has 1"),
     "a magnitude of 0": (edit("blocks", 0, "magnitudes", to=[0.0] * 50), "magnitudes above 0"),
-    "blocks that are a number": (edit("blocks", to=7), "cannot be used"),
+    "blocks that are a number": (edit("blocks", to=7), "of another form"),
     "steps beyond a float": (edit("calibration", "steps", to=b"1e999"), "holds inf where"),
     "steps in text": (edit("calibration", "steps", to="50"), "holds '50' where"),
     "a size that is one number": (edit("calibration", "size", to=480), "holds 480 where"),

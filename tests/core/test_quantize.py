@@ -99,7 +99,7 @@ def test_zeros_stay_zeros():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"method": "gptq"}, "gptq is not available yet; use search"),
+        ({"method": "gptq"}, "gptq is not available; use search"),
         ({"method": "fp8"}, "method must be one of search, rtn"),
         ({"rotation": "maybe"}, "rotation must be one of auto, on, off"),
         ({"compatible": True, "rotation": "on"}, "compatible file holds no rotated layer"),
@@ -176,6 +176,17 @@ def test_licence_of_a_model_card(tiny, tmp_path, card, licence):
         quantize_checkpoint(source, target, QuantizeConfig(method="rtn", force=True))
         metadata = open_checkpoint(target).metadata
         assert (metadata["sixbit_licence"], metadata["sixbit_source"]) == (licence, "OWNER/Model")
+
+
+@pytest.mark.parametrize(
+    ("card", "name"), [("---\nmodel_name: A name\n---\n", "A name"), ("---\nlicense: mit\n---\n", "folder")]
+)
+def test_name_of_a_model_card(tiny, tmp_path, card, name):
+    folder, target = tmp_path / "folder", tmp_path / "out.safetensors"
+    tiny().save_pretrained(folder / "transformer")
+    (folder / "README.md").write_text(card)
+    quantize_checkpoint(folder, target, QuantizeConfig(method="rtn"))
+    assert open_checkpoint(target).metadata["sixbit_source"] == name
 
 
 def test_compatible_files_hold_plain_nvfp4_only(native_file, tmp_path):

@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 from sixbit_diffusion.engine import commands
 from sixbit_diffusion.engine.cli import main
+from sixbit_diffusion.sixbit_core import VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATE = ["generate", "--model", "TINY", "--prompt", "a star", "--out", "OUT", "--device", "cpu"]
 
+NO_PROMPTS = (
+    "--prompts gone.txt cannot be read as a text file: No such file or directory; "
+    "give a file of captions, one a line, or how many"
+)
 BAD = [
     ([], "COMMAND"),
     (["paint"], "paint"),
@@ -21,7 +26,11 @@ BAD = [
     ([*GENERATE, "--model", "nowhere"], "nowhere does not exist"),
     ([*GENERATE, "--prompt", "  "], "--prompt is empty"),
     ([*GENERATE, "--steps", "0"], "--steps must lie between 1 and 1000, got 0"),
-    ([*GENERATE, "--steps", "many"], "--steps"),
+    ([*GENERATE, "--steps", "2.5"], "--steps: needs a whole number, got '2.5'"),
+    ([*GENERATE, "--seed", "abc"], "--seed: needs a whole number, got 'abc'"),
+    ([*GENERATE, "--frames", "9" * 5000], "--frames: needs a whole number"),
+    ([*GENERATE, "--size", "-128x128"], "one that begins with - is given as --size=VALUE"),
+    ([*GENERATE, "--size=-128x128"], "--size: needs HEIGHTxWIDTH, 480x720 for one, got '-128x128'"),
     ([*GENERATE, "--cfg", "nan"], "--cfg"),
     ([*GENERATE, "--seed", "-1"], "--seed"),
     ([*GENERATE, "--frames", "12"], "8N+1 frames; the nearest are 9 and 17"),
@@ -33,8 +42,8 @@ BAD = [
     ([*GENERATE, "--router", "lucky"], "--router must be one of"),
     ([*GENERATE, "--preset", "best"], "--preset must be one of paper, quality, balanced, fast"),
     ([*GENERATE, "--cache", "on"], "--cache must be one of off, tdc"),
-    ([*GENERATE, "--bits", "3"], "between 4 and 8"),
-    ([*GENERATE, "--threshold", "-1"], "threshold must be 0 or more"),
+    ([*GENERATE, "--bits", "3"], "--bits: activation bits must lie between 4 and 8, got 3"),
+    ([*GENERATE, "--threshold", "-1"], "--threshold: threshold must be 0 or more"),
     ([*GENERATE, "--size", "16384x32"], "must be 8192 or less"),
     ([*GENERATE, "--size", f"{'9' * 5000}x32"], "HEIGHTxWIDTH"),
     ([*GENERATE, "--frames", "80001"], "--frames must be 8193 or less"),
@@ -47,9 +56,10 @@ BAD = [
     (["calibrate", "--model", "TINY", "--bits", "5,inf", "--out", "OUT"], "--bits: needs a finite number"),
     ([*GENERATE, "--report", "out/../out/clip.mp4"], "is written anyway"),
     ([*GENERATE, "--out", "TAKEN"], "clip.mp4 is a folder"),
-    ([*GENERATE, "--max-skips", "-1"], "max_skips"),
-    ([*GENERATE, "--start", "0.9", "--end", "0.1"], "start and end"),
-    ([*GENERATE, "--cache-location", "moon"], "cache location must be one of"),
+    ([*GENERATE, "--max-skips", "-1"], "--max-skips: max_skips must be 0 or more"),
+    ([*GENERATE, "--max-skips", "0"], "--max-skips 0 would skip nothing; give 1 or more, or --cache off"),
+    ([*GENERATE, "--start", "0.9", "--end", "0.1"], "--start, --end: start and end need"),
+    ([*GENERATE, "--cache-location", "moon"], "--cache-location: cache location must be one of"),
     ([*GENERATE, "--router", "gamma"], "needs a predictor"),
     ([*GENERATE, "--predictor", "absent.json"], "absent.json"),
     ([*GENERATE, "--precision", "w4a8", "--predictor", "absent.json"], "absent.json"),
@@ -71,7 +81,7 @@ BAD = [
     (["quantize", "TINY", "TARGET", "--calibration", "x", "--rotation", "on"], "--calibration serves"),
     (["evaluate", "--model", "TINY", "--prompts", "0", "--out", "OUT"], "--prompts must be between 1 and"),
     (["evaluate", "--model", "TINY", "--prompts", "99", "--out", "OUT"], "give a file"),
-    (["evaluate", "--model", "TINY", "--prompts", "gone.txt", "--out", "OUT"], "gone.txt"),
+    (["evaluate", "--model", "TINY", "--prompts", "gone.txt", "--out", "OUT"], NO_PROMPTS),
     (["evaluate", "--model", "TINY", "--seeds", "a", "--out", "OUT"], "--seeds"),
     (["verify", "--model", "TINY", "--prompts", "9", "--out", "OUT"], "give a file of captions"),
     (["verify", "--model", "TINY", "--seed", "9223372036854775807", "--out", "OUT"], "below 2^63"),
@@ -253,6 +263,75 @@ def test_a_signal_ends_as_ctrl_c_does(name, tmp_path, capsys, monkeypatch):
         signal.signal(number, started_with)
 
 
+# A library imported by a command, as some are: what is raised while it is imported it keeps to itself.
+SWALLOWING = """
+import os, signal, sys, time
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            print("importing", flush=True)
+            try:
+                {when_imported}
+            except BaseException:
+                pass
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def importing(module: str, when_imported: str, folder: Path, *arguments: str) -> subprocess.Popen:
+    """A program that has begun to import `module`, and runs `when_imported` there."""
+    (folder / "sitecustomize.py").write_text(SWALLOWING.format(module=module, when_imported=when_imported))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
+    command = [sys.executable, str(ROOT), *arguments]
+    started = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    assert started.stdout.readline() == "importing\n"
+    return started
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows sends no signals")
+@pytest.mark.parametrize(
+    ("module", "name", "code", "line"),
+    [
+        ("torch", "SIGINT", 130, "interrupted"),
+        ("diffusers.utils", "SIGINT", 130, "interrupted"),
+        ("torch", "SIGTERM", 143, "stopped by SIGTERM"),
+    ],
+)
+def test_a_signal_while_libraries_are_imported(module, name, code, line, tmp_path):
+    when_imported = f"os.kill(os.getpid(), signal.{name}); time.sleep(0.1)"
+    started = importing(module, when_imported, tmp_path, "check", "--device", "cpu")
+    _, err = started.communicate(timeout=60)
+    assert (started.returncode, err) == (code, f"sixbit: {line}\n")
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows sends no signals")
+@pytest.mark.parametrize("seconds", [0.0, 0.3, 0.7, 1.1, 1.5])
+def test_ctrl_c_in_the_first_seconds(seconds, tmp_path):
+    arguments = ["generate", "--model", "reference", "--prompt", "x", "--device", "cpu"]
+    started = importing("torch", "pass", tmp_path, *arguments, "--out", str(tmp_path / "out"))
+    with pytest.raises(subprocess.TimeoutExpired):
+        started.wait(timeout=seconds)
+    started.send_signal(signal.SIGINT)
+    _, err = started.communicate(timeout=60)
+    assert (started.returncode, err) == (130, "sixbit: interrupted\n")
+
+
+def test_a_signal_that_a_library_takes_for_its_own_error(capsys, monkeypatch):
+    def misreports(*_):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            raise RuntimeError("Failed to import") from None
+
+    monkeypatch.setattr("sixbit_diffusion.sixbit_core.inspect.inspect_checkpoint", misreports)
+    assert main(["inspect", "file"]) == 130
+    assert capsys.readouterr().err == "sixbit: interrupted\n"
+
+
 def test_a_folder_that_cannot_be_written_is_refused_first(tiny_folder, tmp_path, capsys, monkeypatch):
     def denied(*_, **__):
         raise PermissionError(13, "Permission denied")
@@ -263,6 +342,61 @@ def test_a_folder_that_cannot_be_written_is_refused_first(tiny_folder, tmp_path,
     for command in (["generate", "--prompt", "x"], ["calibrate"], ["evaluate"], ["verify"]):
         assert main([*command, *where, str(tmp_path / "out")]) == 2
         assert "cannot be written to: Permission denied" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [["inspect"], ["inspect", "--json"], ["check", "--device", "cpu"]])
+def test_a_reader_that_goes_away_is_no_error(options, tiny_folder):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, str(ROOT), *options, *(["--model"] if options[0] == "check" else [])]
+    done = subprocess.run(
+        [*command, str(tiny_folder)], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0 and capsys.readouterr().out == f"sixbit {VERSION}\n"
+
+
+def test_reference_is_a_name_for_inspect_and_quantize(tmp_path, capsys, monkeypatch):
+    assert main(["inspect", "reference", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["licence"] == "apache-2.0" and "reference, a small CogVideoX" in found["source"]
+    target = tmp_path / "q.safetensors"
+    assert main(["quantize", "reference", str(target), "--method", "rtn"]) == 0
+    capsys.readouterr()
+    assert main(["inspect", str(target), "--json"]) == 0
+    copy = json.loads(capsys.readouterr().out)
+    assert all(copy[key] == found[key] for key in ("source", "licence", "fingerprint"))
+
+    monkeypatch.setattr("sixbit_diffusion.engine.facts.reference_folder", lambda: tmp_path / "gone")
+    for command in (["inspect", "reference"], ["quantize", "reference", str(target), "--force"]):
+        assert main(command) == 2
+        assert "without the bundled reference" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("report", ["ro/r.json", "taken", "file/r.json"])
+def test_a_refused_report_leaves_no_folder_behind(report, tiny_folder, tmp_path, capsys, monkeypatch):
+    (tmp_path / "ro").mkdir()
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "file").write_text("")
+    made = tempfile.NamedTemporaryFile
+
+    def denied(dir, **more):
+        if Path(dir).name == "ro":
+            raise PermissionError(13, "Permission denied")
+        return made(dir=dir, **more)
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", denied)
+    arguments = ["generate", "--model", str(tiny_folder), "--prompt", "x", "--device", "cpu"]
+    places = ["--out", str(tmp_path / "new" / "out"), "--report", str(tmp_path / report)]
+    assert main([*arguments, *places]) == 2
+    assert "--report" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "ro", "taken"]
 
 
 def test_started_by_path(tiny_folder):

@@ -113,6 +113,7 @@ def test_the_chain_from_clips_to_a_pipeline_and_on_from_there(tmp_path, capsys):
     assert json.loads((work / "state.json").read_text())["step"] > stopped["step"]
 
     assert export_pipeline(work, folder, tiny=True) < 5e6
+    assert "license: apache-2.0" in (folder / "README.md").read_text(encoding="utf-8")
     state = load_file(work / "state.safetensors")
     stored = load_file(folder / "transformer" / "diffusion_pytorch_model.safetensors")
     assert all(torch.equal(t, state[f"average.transformer.{k}"].bfloat16()) for k, t in stored.items())
