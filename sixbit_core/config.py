@@ -132,9 +132,9 @@ def default_precision(capability: tuple[int, int] | None, backend: str = "triton
     if capability is not None and backend == "half":
         return "w4a16", "without Triton INT8 is no faster on this GPU"
     if capability is not None and tuple(capability) >= NATIVE_FP4:
-        return (
-            ("dmpq", "this GPU has FP4 units") if backend == "triton" else ("w4a8", "FP4 units need Triton")
-        )
+        if backend in ("kitchen", "int_mm"):
+            return "w4a8", "FP4 units need Triton"
+        return "dmpq", "this GPU has FP4 units"
     return "w4a8", "no FP4 units here" if capability is None else "this GPU has no FP4 units"
 
 
