@@ -324,6 +324,24 @@ def nothing_of_a_run_lives_on() -> list[str]:
     return bad
 
 
+@check
+def twenty_runs_of_changing_sizes_end_where_they_began() -> list[str]:
+    routed = DMPQ.execute(cached(load("tiny/", "6-bit"), cache_location="host"), "balanced").args[0]
+    sizes = [(1, 4, 4), (3, 8, 12), (2, 6, 10), (3, 4, 8)]
+
+    def alive() -> int:
+        gc.collect()
+        kept = {t.untyped_storage().data_ptr(): t.nbytes for t in gc.get_objects() if torch.is_tensor(t)}
+        return sum(kept.values())
+
+    held = []
+    for run in range(20):
+        sample(routed, size=sizes[run % 4], steps=3, seed=run)
+        held.append(alive())
+    grown = [f"{later - first:+d} bytes" for first, later in zip(held[:4], held[16:], strict=True)]
+    return [] if grown == ["+0 bytes"] * 4 else grown
+
+
 def windowed(model):
     """The model sampled in overlapping parts of the clip."""
     return context.ContextWindowsManualNode.execute(
