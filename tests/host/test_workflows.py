@@ -272,6 +272,55 @@ def test_another_seed_still_skips(server: Server) -> None:
     assert torch.equal(seen[0][1], seen[2][1]) and not torch.equal(seen[0][1], seen[1][1])
 
 
+FOUND_WIDTH = "width must be a multiple of 16 from 16 to 4096, got 100; nearest are 96 and 112"
+FOUND_FRAMES = "frames must be 8N+1 from 1 to 1025, got 10; nearest are 9 and 17"
+
+
+def latent_prompt(kind: str, fields: dict) -> dict:
+    """A loader, a node that is given a clip's size and length, and what saves its latent."""
+    model = {"1": {"class_type": "SixBitLoadReference", "inputs": {}}}
+    inputs, output = {"model": ["1", 0], "batch_size": 1, **fields}, 0
+    if kind == "SixBitImageToVideo":
+        model["2"] = {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": ""}}
+        image = {"width": 128, "height": 128, "batch_size": 1, "color": 0}
+        model["3"] = {"class_type": "EmptyImage", "inputs": image}
+        del inputs["batch_size"]
+        inputs |= {"positive": ["2", 0], "negative": ["2", 0], "vae": ["1", 2], "image": ["3", 0]}
+        output = 2
+    saved = {"samples": ["latent", output], "filename_prefix": "x"}
+    made = {"class_type": kind, "inputs": inputs}
+    return {**model, "latent": made, "saved": {"class_type": "SaveLatent", "inputs": saved}}
+
+
+@pytest.mark.parametrize("kind", ["SixBitEmptyLatent", "SixBitImageToVideo"])
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"width": 100, "height": 128, "frames": 9}, FOUND_WIDTH),
+        ({"width": 128, "height": 128, "frames": 10}, FOUND_FRAMES),
+        ({"width": 128, "height": ["int", 0], "frames": 10}, FOUND_FRAMES),  # a link is not known yet
+        ({"width": 128, "height": 8192, "frames": 9}, "got 8192; the nearest is 4096"),
+    ],
+)
+def test_a_clip_that_none_makes_is_refused_before_a_model_is_loaded(
+    server: Server, kind: str, fields: dict, said: str
+) -> None:
+    prompt = latent_prompt(kind, fields)
+    prompt["int"] = {"class_type": "PrimitiveInt", "inputs": {"value": 128}}
+    with pytest.raises(urllib.error.HTTPError) as error:
+        server.ask("prompt", {"prompt": prompt})
+    assert error.value.code == 400
+    found = json.load(error.value)["node_errors"]
+    assert set(found) == {"latent"} and all(said in entry["details"] for entry in found["latent"]["errors"])
+    assert server.ask("queue") == {"queue_running": [], "queue_pending": []}
+
+
+def test_a_clip_of_linked_numbers_is_made(server: Server) -> None:
+    prompt = latent_prompt("SixBitEmptyLatent", {"width": ["int", 0], "height": 128, "frames": 9})
+    prompt["int"] = {"class_type": "PrimitiveInt", "inputs": {"value": 128}}
+    assert server.execute(prompt)["saved"]["latents"]
+
+
 @pytest.mark.slow
 def test_wrong_use_is_said_on_the_node_before_sampling(server: Server) -> None:
     prompt = {
