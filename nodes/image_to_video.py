@@ -4,7 +4,6 @@ from typing import Any
 
 import comfy.model_management
 import comfy.utils
-import node_helpers
 import torch
 from comfy_api.latest import io
 
@@ -67,6 +66,8 @@ class SixBitImageToVideo(io.ComfyNode):
         frames: int,
         model: Any = None,
     ) -> io.NodeOutput:
+        import node_helpers  # here, so that every node registers without it
+
         rules = ClipRules("image to video", vae.latent_channels) if model is None else rules_of(model)
         rules.check_clip(width, height, frames)
         first = {"concat_latent_image": vae.encode(first_frame(image, width, height))}
