@@ -23,8 +23,9 @@ from ..sixbit_core.predictor import Predictor
 from ..sixbit_core.report import RunMemory, spelled_bytes
 from ..sixbit_core.run import RunState
 from . import schedule
+from .demand import Demand
 from .machine import default_dmpq, path_of
-from .memory import Demand, bytes_in_16_bits, demand_of, peak_bytes, reset_peak, room_for_cache
+from .memory import bytes_in_16_bits, demand_of, peak_bytes, reset_peak, room_for_cache
 from .predictors import mismatch
 from .progress_text import StepText, executing_node, text_channel
 from .reserve import reserved
