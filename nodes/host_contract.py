@@ -206,6 +206,13 @@ _PREVIEWS: Table = {
         "LatentFormat.latent_rgb_factors_bias": "",
     }
 }
+_SAMPLING: Table = {
+    ("telling schedules apart", "comfy.samplers"): {
+        "KSampler.__init__": "model steps device sampler scheduler",
+        "KSAMPLER.__init__": "sampler_function",
+        "sampler_object": "name",
+    }
+}
 
 
 def _seams(table: Table) -> tuple[Seam, ...]:
@@ -218,6 +225,7 @@ def _seams(table: Table) -> tuple[Seam, ...]:
 
 SEAMS, PARTS_SEAMS, TEXT_SEAMS = _seams(_MODEL), _seams(_PARTS), _seams(_TEXT_UNDER_NODES)
 NODE_SEAMS, PREVIEW_SEAMS, FALLBACK_SEAMS = _seams(_NODE), _seams(_PREVIEWS), _seams(_FALLBACK)
+SAMPLING_SEAMS = _seams(_SAMPLING)
 
 
 def mismatches(seams: tuple[Seam, ...] = SEAMS) -> list[str]:

@@ -25,7 +25,7 @@ def registered() -> list[str]:
 
 
 def every_seam(contract: object) -> tuple:
-    parts = ("SEAMS", "PARTS_SEAMS", "TEXT_SEAMS", "PREVIEW_SEAMS", "FALLBACK_SEAMS")
+    parts = ("SEAMS", "PARTS_SEAMS", "TEXT_SEAMS", "PREVIEW_SEAMS", "FALLBACK_SEAMS", "SAMPLING_SEAMS")
     return tuple(seam for part in parts for seam in getattr(contract, part))
 
 
