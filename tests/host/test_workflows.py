@@ -257,9 +257,32 @@ def test_int8_gives_a_clip_as_near_as_rounding_lets_the_engine_be_to_itself(serv
     assert psnr(frames, expected) >= min(50, spread - 3), f"the engine is {spread} dB from itself"
 
 
+def routes(report: dict) -> list[list[tuple[int, str]]]:
+    """Evaluations that each linear ran in, and the formats it ran in: without those that were skipped."""
+    rows = (row for rows in report["choices"].values() for row in rows)
+    return [[(number, letter) for number, letter in enumerate(row) if letter in "48b"] for row in rows]
+
+
+def other_routes(a: dict, b: dict) -> int:
+    """How often a linear that ran in both of two runs at the same evaluation did so in another format."""
+    pairs = zip(routes(a), routes(b), strict=True)
+    return sum(
+        dict(one)[number] != letter for one, two in pairs for number, letter in two if number in dict(one)
+    )
+
+
 @pytest.mark.slow
-def test_another_seed_still_skips(server: Server) -> None:
+def test_another_seed_still_skips_and_is_routed_anew(server: Server) -> None:
     prompt = shortened(REFERENCE, 8)
+    cache = next(node for node in prompt.values() if node["class_type"] == "SixBitTemporalDeltaCache")
+    routed = {
+        "model": cache["inputs"]["model"],
+        "preset": "balanced",
+        "router": "gamma",
+        "compute": "emulate",
+    }
+    prompt["dmpq"] = {"class_type": "SixBitApplyDMPQ", "inputs": routed}
+    cache["inputs"]["model"] = ["dmpq", 0]
     report = next(key for key, node in prompt.items() if node["class_type"] == "SixBitRunReport")
     shown = {"class_type": "PreviewAny", "inputs": {"source": [report, 2]}}
     seen = []
@@ -267,8 +290,10 @@ def test_another_seed_still_skips(server: Server) -> None:
         sampler_of(prompt)["seed"] = seed
         outputs = server.execute({**with_frames(prompt), "text": shown})
         seen.append((outputs["text"]["text"][0], read_frames(server, outputs)))
-    skipped = [json.loads(words.split("\n", 1)[1])["skipped_fraction"] for words, _ in seen]
+    reports = [json.loads(words.split("\n", 1)[1]) for words, _ in seen]
+    skipped = [report["skipped_fraction"] for report in reports]
     assert min(skipped) > 0 and skipped[0] == skipped[2]
+    assert other_routes(reports[0], reports[1]) > 0 == other_routes(reports[0], reports[2])
     assert torch.equal(seen[0][1], seen[2][1]) and not torch.equal(seen[0][1], seen[1][1])
 
 
