@@ -4,7 +4,6 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import comfy.samplers
 import numpy as np
 import torch
 from comfy_api.latest import io, ui
@@ -13,7 +12,7 @@ from ..sixbit_core.predictor import load_predictor
 from .dmpq import predictor_folder
 from .files import file_name
 from .fit_image import render_fit
-from .host_contract import known_host
+from .host_contract import known_host, offered
 
 _SUFFIX = ".json"
 _MIN_STEPS = 4  # three evaluations with a Γ before them make a line
@@ -26,7 +25,6 @@ An old clockmaker turns a tiny screw under a bright desk lamp."""
 class SixBitCalibratePredictor(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        samplers = comfy.samplers.KSampler
         return io.Schema(
             node_id="SixBitCalibratePredictor",
             display_name="Calibrate Predictor",
@@ -42,8 +40,8 @@ class SixBitCalibratePredictor(io.ComfyNode):
                 io.String.Input("prompts", multiline=True, default=_PROMPTS, tooltip="One a line."),
                 io.Int.Input("steps", default=50, min=_MIN_STEPS, max=1000),
                 io.Float.Input("cfg", default=6.0, min=1.0, max=30.0, step=0.1),
-                io.Combo.Input("sampler_name", options=samplers.SAMPLERS, default="euler"),
-                io.Combo.Input("scheduler", options=samplers.SCHEDULERS, default="simple"),
+                io.Combo.Input("sampler_name", options=offered(_samplers, ("euler",)), default="euler"),
+                io.Combo.Input("scheduler", options=offered(_schedulers, ("simple",)), default="simple"),
                 io.Int.Input(
                     "seed", default=0, min=0, max=2**63, tooltip="Of the first prompt; they count up."
                 ),
@@ -106,6 +104,18 @@ class SixBitCalibratePredictor(io.ComfyNode):
         logging.info(f"6Bit: {line}")
         image = torch.from_numpy(np.array(picture, dtype=np.float32) / 255)[None]
         return io.NodeOutput(target.name, image, ui=ui.PreviewText(line))
+
+
+def _samplers() -> list[str]:
+    from comfy.samplers import KSampler  # here, so that every node registers without it
+
+    return KSampler.SAMPLERS
+
+
+def _schedulers() -> list[str]:
+    from comfy.samplers import KSampler
+
+    return KSampler.SCHEDULERS
 
 
 def _lines(prompts: str) -> list[str]:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 SPATIAL, TEMPORAL = 8, 4  # of the VAE
+SIDES = range(16, 4097, 2 * SPATIAL)  # of a clip in pixels: what any CogVideoX can make, and nodes offer
+FRAMES = range(1, 1026, 2 * TEMPORAL)
 Shape = tuple[int, ...]
 
 
@@ -62,3 +64,30 @@ class ClipRules:
                 f"{self.label} takes width and height in multiples of {step}, got {width}x{height}; "
                 f"the nearest is {near[0]}x{near[1]}"
             )
+
+
+def check_fields(width: object, height: object, frames: object) -> bool | str:
+    """True, or one line on what no CogVideoX makes, naming the nearest that one does.
+
+    For the host's validation, before any model is loaded; what only some models make passes.
+
+    Args:
+        width, height, frames: as typed; None where another node gives it. What is no whole number the host
+            refuses by itself.
+    """
+    sides, count = f"a multiple of {SIDES.step}", f"{FRAMES.step}N+1"
+    for name, value, fit, rule in (
+        ("width", width, SIDES, sides),
+        ("height", height, SIDES, sides),
+        ("frames", frames, FRAMES, count),
+    ):
+        if isinstance(value, int) and value not in fit:
+            return f"{name} must be {rule} from {fit[0]} to {fit[-1]}, got {value}; {_nearest(value, fit)}"
+    return True
+
+
+def _nearest(value: int, fit: range) -> str:
+    beside = [str(number) for number in fit if abs(number - value) < fit.step]
+    if len(beside) == 2:
+        return f"nearest are {' and '.join(beside)}"
+    return f"the nearest is {fit[0] if value < fit[0] else fit[-1]}"

@@ -11,7 +11,7 @@ from comfy_api.latest import io
 
 from ..sixbit_core.config import PRESETS, DMPQConfig, override
 from ..sixbit_core.router import AUTO, ROUTERS
-from .host_contract import known_host
+from .host_contract import known_host, offered
 from .machine import COMPUTES, fit_to_machine, path_of
 from .predictors import BUNDLED, find_predictor, list_predictors
 
@@ -43,7 +43,7 @@ class SixBitApplyDMPQ(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "predictor",
-                    options=list_predictors(predictor_folder()),
+                    options=offered(lambda: list_predictors(predictor_folder()), (BUNDLED,)),
                     default=BUNDLED,
                     optional=True,
                     advanced=True,

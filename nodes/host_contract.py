@@ -1,18 +1,22 @@
 """Every private thing of the host that this pack touches, with the signature it counts on.
 
 `mismatches` probes them when a model is loaded. Where one is not as listed, the MODEL is loaded by the host's
-own loader in bf16, without the features of this pack, and one line says so. Tested against ComfyUI 0.33.
+own loader in bf16, without the features of this pack, and one line says so. What a node's fields read of the
+host goes through `offered`, so that every node registers whatever is missing. Tested against ComfyUI 0.33.
 """
 
 import importlib
 import inspect
 import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar
 
 import torch
 
 from ..sixbit_core.checkpoint import Checkpoint
+from ..sixbit_core.errors import one_line
 from .scales import Scales
 
 
@@ -33,6 +37,7 @@ class Seam:
     used_for: str = ""
 
 
+T = TypeVar("T")
 Table = dict[tuple[str, str], dict[str, str]]  # (used for, module) -> attribute path -> parameters
 _TEXT, _VAE = "the reference's text encoder", "the reference's VAE"
 _CLIP_MODEL = "device dtype model_options"
@@ -55,6 +60,7 @@ _MODEL: Table = {
     ("the model", "comfy.supported_models"): {
         "CogVideoX_T2V.__init__": "unet_config",
         "CogVideoX_T2V.set_inference_dtype": "dtype manual_cast_dtype",
+        "CogVideoX_T2V.latent_format": "",
     },
     ("the model", "comfy.model_patcher"): {
         "CoreModelPatcher": "",
@@ -100,13 +106,23 @@ _MODEL: Table = {
         "fix_empty_latent_channels": "model latent_image",
     },
     ("calibrating", "comfy.samplers"): {"KSampler.SAMPLERS": "", "KSampler.SCHEDULERS": ""},
-    ("showing progress", "comfy.utils"): {"ProgressBar.update_absolute": "value total"},
+    ("calibrating", "comfy.sd"): {
+        "CLIP.tokenize": "text",
+        "CLIP.encode_from_tokens_scheduled": "tokens",
+    },
+    ("showing progress", "comfy.utils"): {
+        "ProgressBar.__init__": "total",
+        "ProgressBar.update_absolute": "value total",
+    },
     ("finding files", "folder_paths"): {
         "get_filename_list": "folder_name",
         "get_full_path": "folder_name filename",
         "get_folder_paths": "folder_name",
+        "models_dir": "",
     },
+    ("an empty latent", "comfy.model_management"): {"intermediate_device": ""},
     ("image to video", "comfy.model_base"): {"CogVideoX.concat_cond": "kwargs"},
+    ("image to video", "comfy.sd"): {"VAE.encode": "pixel_samples"},
     ("image to video", "comfy.utils"): {"common_upscale": "samples width height upscale_method crop"},
     ("image to video", "node_helpers"): {"conditioning_set_values": "conditioning values"},
     ("1.5's pairs of frames", "comfy.sample"): {"prepare_noise": "latent_image seed"},
@@ -128,6 +144,7 @@ _MODEL: Table = {
         "WrappersMP.PREPARE_SAMPLING": "",
         "WrappersMP.CALC_COND_BATCH": "",
         "WrappersMP.DIFFUSION_MODEL": "",
+        "WrapperExecutor.__init__": "class_obj",
     },
     ("skipping blocks", "comfy.ldm.cogvideo.model"): {
         "CogVideoXBlock.forward": (
@@ -143,6 +160,7 @@ _MODEL: Table = {
     ("room for the delta cache", "comfy.model_management"): {
         "current_loaded_models": "",
         "get_free_memory": "dev",
+        "LoadedModel.model": "",
         "LoadedModel.model_loaded_memory": "",
     },
     ("room for a LoRA", "comfy.model_management"): {"free_memory": "memory_required device"},
@@ -174,6 +192,8 @@ _PARTS: Table = {
     },
     (_VAE, "comfy.model_management"): {"vae_device": "", "vae_offload_device": "", "intermediate_device": ""},
 }
+# Where one of the others is not as listed, a MODEL is loaded through this.
+_FALLBACK: Table = {("a plain model", "comfy.sd"): {"load_diffusion_model_state_dict": "sd"}}
 # Extras: without one of them it is missing, and nothing else.
 _NODE: Table = {("telling nodes apart", "comfy_execution.utils"): {"get_executing_context": ""}}
 _TEXT_UNDER_NODES: Table = {
@@ -184,6 +204,13 @@ _PREVIEWS: Table = {
     ("live previews", "comfy.latent_formats"): {
         "LatentFormat.latent_rgb_factors": "",
         "LatentFormat.latent_rgb_factors_bias": "",
+    }
+}
+_SAMPLING: Table = {
+    ("telling schedules apart", "comfy.samplers"): {
+        "KSampler.__init__": "model steps device sampler scheduler",
+        "KSAMPLER.__init__": "sampler_function",
+        "sampler_object": "name",
     }
 }
 
@@ -197,7 +224,8 @@ def _seams(table: Table) -> tuple[Seam, ...]:
 
 
 SEAMS, PARTS_SEAMS, TEXT_SEAMS = _seams(_MODEL), _seams(_PARTS), _seams(_TEXT_UNDER_NODES)
-NODE_SEAMS, PREVIEW_SEAMS = _seams(_NODE), _seams(_PREVIEWS)
+NODE_SEAMS, PREVIEW_SEAMS, FALLBACK_SEAMS = _seams(_NODE), _seams(_PREVIEWS), _seams(_FALLBACK)
+SAMPLING_SEAMS = _seams(_SAMPLING)
 
 
 def mismatches(seams: tuple[Seam, ...] = SEAMS) -> list[str]:
@@ -223,12 +251,41 @@ def known_host() -> bool:
     return not broken
 
 
+def offered(read: Callable[[], Iterable[T]], instead: tuple[T, ...] = ()) -> list[T]:
+    """What a field of a node offers, as the host lists it; `instead` where the host has no such list.
+
+    The host asks all nodes one after the other as it starts: one that raised would take those after it away.
+    """
+    try:
+        return list(read())
+    except Exception as error:
+        _say_once(
+            f"this ComfyUI is not one this pack knows ({one_line(str(error))}); a node offers less choice"
+        )
+        return list(instead)
+
+
+@cache
+def _say_once(line: str) -> None:
+    """The host asks for fields again and again."""
+    logging.warning(f"6Bit: {line}")
+
+
 def load_or_plain(checkpoint: Checkpoint, scales: Scales, quantize: bool) -> Any:
-    """A MODEL with our features; on a host we do not know, a plain bf16 one, and a line that says so."""
+    """A MODEL with our features; on a host we do not know, a plain bf16 one, and a line that says so.
+
+    Raises:
+        ValueError: that host has no loader of its own that we know either.
+    """
     if not (broken := mismatches()):
         from .loading import load_checkpoint
 
         return load_checkpoint(checkpoint, scales, quantize)
+    if lost := mismatches(FALLBACK_SEAMS):
+        raise ValueError(
+            f"this ComfyUI is not one this pack knows ({broken[0]}), nor can it load a transformer plainly "
+            f"({lost[0]}); use ComfyUI 0.33"
+        )
     logging.warning(
         f"6Bit: this ComfyUI is not one this pack knows ({broken[0]}; {len(broken)} in all): "
         f"{checkpoint.path.name} is loaded in bf16 by ComfyUI itself, without the features of this pack"

@@ -4,11 +4,10 @@ from typing import Any
 
 import comfy.model_management
 import comfy.utils
-import node_helpers
 import torch
 from comfy_api.latest import io
 
-from .clip import SPATIAL, ClipRules
+from .clip import FRAMES, SIDES, SPATIAL, ClipRules, check_fields
 from .latent import rules_of
 
 
@@ -26,10 +25,15 @@ class SixBitImageToVideo(io.ComfyNode):
                 io.Conditioning.Input("negative"),
                 io.Vae.Input("vae"),
                 io.Image.Input("image", tooltip="Cut about its middle and scaled to the clip's size."),
-                io.Int.Input("width", default=720, min=16, max=4096, step=16),
-                io.Int.Input("height", default=480, min=16, max=4096, step=16),
+                io.Int.Input("width", default=720, min=SIDES[0], max=SIDES[-1], step=SIDES.step),
+                io.Int.Input("height", default=480, min=SIDES[0], max=SIDES[-1], step=SIDES.step),
                 io.Int.Input(
-                    "frames", default=49, min=1, max=1025, step=4, tooltip="8N+1; of a 1.5 model 16N+1."
+                    "frames",
+                    default=49,
+                    min=FRAMES[0],
+                    max=FRAMES[-1],
+                    step=4,
+                    tooltip="8N+1; of a 1.5 model 16N+1.",
                 ),
                 io.Model.Input(
                     "model",
@@ -45,6 +49,12 @@ class SixBitImageToVideo(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(
+        cls, width: int | None = None, height: int | None = None, frames: int | None = None
+    ) -> bool | str:
+        return check_fields(width, height, frames)
+
+    @classmethod
     def execute(
         cls,
         positive: list,
@@ -56,6 +66,8 @@ class SixBitImageToVideo(io.ComfyNode):
         frames: int,
         model: Any = None,
     ) -> io.NodeOutput:
+        import node_helpers  # here, so that every node registers without it
+
         rules = ClipRules("image to video", vae.latent_channels) if model is None else rules_of(model)
         rules.check_clip(width, height, frames)
         first = {"concat_latent_image": vae.encode(first_frame(image, width, height))}

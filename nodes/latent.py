@@ -6,7 +6,7 @@ import comfy.model_management
 import torch
 from comfy_api.latest import io
 
-from .clip import SPATIAL, ClipRules
+from .clip import FRAMES, SIDES, SPATIAL, ClipRules, check_fields
 
 
 class SixBitEmptyLatent(io.ComfyNode):
@@ -20,15 +20,26 @@ class SixBitEmptyLatent(io.ComfyNode):
             search_aliases=["6bit", "cogvideo", "video latent"],
             inputs=[
                 io.Model.Input("model"),
-                io.Int.Input("width", default=720, min=16, max=4096, step=16),
-                io.Int.Input("height", default=480, min=16, max=4096, step=16),
+                io.Int.Input("width", default=720, min=SIDES[0], max=SIDES[-1], step=SIDES.step),
+                io.Int.Input("height", default=480, min=SIDES[0], max=SIDES[-1], step=SIDES.step),
                 io.Int.Input(
-                    "frames", default=49, min=1, max=1025, step=4, tooltip="8N+1; of a 1.5 model 16N+1."
+                    "frames",
+                    default=49,
+                    min=FRAMES[0],
+                    max=FRAMES[-1],
+                    step=4,
+                    tooltip="8N+1; of a 1.5 model 16N+1.",
                 ),
                 io.Int.Input("batch_size", default=1, min=1, max=64),
             ],
             outputs=[io.Latent.Output()],
         )
+
+    @classmethod
+    def validate_inputs(
+        cls, width: int | None = None, height: int | None = None, frames: int | None = None
+    ) -> bool | str:
+        return check_fields(width, height, frames)
 
     @classmethod
     def execute(cls, model: Any, width: int, height: int, frames: int, batch_size: int = 1) -> io.NodeOutput:

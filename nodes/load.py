@@ -5,7 +5,7 @@ from comfy_api.latest import io
 from ..sixbit_core.checkpoint import open_checkpoint
 from .copies import check_disk, model_roots, quantized_once
 from .files import REFERENCE, find_model, list_models, quantized_copy
-from .host_contract import load_or_plain
+from .host_contract import load_or_plain, offered
 from .precision import check_precision
 from .scales import scales_of, transformer_config
 
@@ -24,7 +24,7 @@ class SixBitLoadCogVideoX(io.ComfyNode):
             inputs=[
                 io.Combo.Input(
                     "model_name",
-                    options=list_models(model_roots()),
+                    options=list_models(offered(model_roots)),
                     tooltip="A file or sharded folder of models/diffusion_models, or the bundled model.",
                 ),
                 io.Combo.Input(

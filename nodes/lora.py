@@ -9,7 +9,7 @@ from comfy_api.latest import io
 
 from ..sixbit_core.errors import one_line
 from ..sixbit_core.safetensors_file import read_header
-from .host_contract import known_host
+from .host_contract import known_host, offered
 from .lora_file import CONFIG, LoraFile, read_lora
 
 
@@ -26,7 +26,7 @@ class SixBitLoadLora(io.ComfyNode):
                 io.Model.Input("model"),
                 io.Combo.Input(
                     "lora_name",
-                    options=folder_paths.get_filename_list("loras"),
+                    options=offered(lambda: folder_paths.get_filename_list("loras")),
                     tooltip="A file of models/loras, with key names of diffusers, PEFT, kohya or ComfyUI.",
                 ),
                 io.Float.Input(

@@ -1,51 +1,13 @@
 """What a coming run takes of a device's memory, and what is left there for the delta cache."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import comfy.model_management
 import torch
 
-from ..sixbit_core.delta_cache import bytes_in_host_memory, bytes_needed, bytes_on_gpu, resolve_location
+from .demand import Demand
 from .linear import QuantizedLinear
-
-
-@dataclass(frozen=True)
-class Demand:
-    """Memory of one run.
-
-    Attributes:
-        weights: bytes of the model; `loaded`, those on the device already.
-        sampling: bytes that the host expects to need beside them.
-        tokens: video and text tokens of one stream; `width`, their channels; `dtype`, what they are in.
-        blocks: of the model; `streams`, conditionings times clips.
-    """
-
-    weights: int
-    loaded: int
-    sampling: int
-    tokens: int
-    width: int
-    blocks: int
-    streams: int
-    dtype: torch.dtype
-
-    def cache(self, location: str) -> int:
-        """Bytes of a full delta cache in a location."""
-        return bytes_needed(location, self.tokens, self.width, self.blocks, self.streams, self.dtype)
-
-    def cache_on_gpu(self, location: str) -> int:
-        """Those of them that are on the GPU."""
-        return bytes_on_gpu(location, self.tokens, self.width, self.blocks, self.streams, self.dtype)
-
-    def cache_in_host_memory(self, location: str) -> int:
-        """Those that wait in host memory, as they are pinned there."""
-        return bytes_in_host_memory(location, self.tokens, self.width, self.blocks, self.streams, self.dtype)
-
-    def place(self, location: str, room: int | None) -> str:
-        """Location "auto" settled for a room in bytes; None is a device without memory of its own."""
-        return resolve_location(location, room, self.cache)
 
 
 def demand_of(patcher: Any, shape: Sequence[int], conditionings: int) -> Demand:

@@ -28,20 +28,29 @@ def find_predictor(name: str, folder: Path, fingerprint: str) -> Predictor | Non
     return found if found is not None and found.fingerprint == fingerprint else None
 
 
-def mismatch(predictor: Predictor, steps: int, latent_shape: Sequence[int]) -> str | None:
+def mismatch(
+    predictor: Predictor,
+    steps: int,
+    latent_shape: Sequence[int],
+    cfg: float | None = None,
+    scheduler: str | None = None,
+) -> str | None:
     """What of a run is not as it was when the predictor was made, in one line; None where all is.
 
     Args:
         steps: of the run.
         latent_shape: (B, C, frames, height, width).
+        cfg: None where the guider has none.
+        scheduler: sampler and schedule in the file's words; None where they are not known.
     """
     frames, height, width = latent_shape[2:]
     how = predictor.calibration
-    found = {"steps": steps, "size": [8 * height, 8 * width], "frames": 4 * frames - 3}
+    found = {"steps": steps, "scheduler": scheduler, "cfg": cfg}
+    found |= {"size": [8 * height, 8 * width], "frames": 4 * frames - 3}
     known = {name: how.get(name) for name in found}
     if known["frames"] == found["frames"] - 4:  # the frame that 1.5 samples in front of a clip
         known["frames"] = found["frames"]
-    other = [name for name, value in found.items() if known[name] not in (None, value)]
+    other = [name for name in found if None not in (found[name], known[name]) and found[name] != known[name]]
     if not other:
         return None
     spelled = [", ".join(_spelled(name, values[name]) for name in other) for values in (known, found)]
@@ -52,4 +61,6 @@ def mismatch(predictor: Predictor, steps: int, latent_shape: Sequence[int]) -> s
 
 
 def _spelled(name: str, value: Any) -> str:
-    return f"{value[0]}x{value[1]}" if name == "size" else f"{value} {name}"
+    if name == "size":
+        return f"{value[0]}x{value[1]}"
+    return {"scheduler": f"{value}", "cfg": f"CFG {value}"}.get(name, f"{value} {name}")

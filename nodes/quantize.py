@@ -10,6 +10,7 @@ from ..sixbit_core.quantize import QuantizeConfig, check_plain
 from ..sixbit_core.quantize_weight import METHODS, ROTATIONS
 from .copies import check_disk, is_copy, model_roots, write_copy
 from .files import REFERENCE, entry_of, file_name, find_model, list_models, quantized_copy
+from .host_contract import offered
 from .precision import check_precision
 
 _SUFFIX = ".safetensors"
@@ -27,7 +28,7 @@ class SixBitQuantize(io.ComfyNode):
             inputs=[
                 io.Combo.Input(
                     "model_name",
-                    options=list_models(model_roots()),
+                    options=list_models(offered(model_roots)),
                     tooltip="A 16-bit file or folder of models/diffusion_models, or the bundled model.",
                 ),
                 io.Combo.Input(

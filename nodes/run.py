@@ -23,11 +23,13 @@ from ..sixbit_core.predictor import Predictor
 from ..sixbit_core.report import RunMemory, spelled_bytes
 from ..sixbit_core.run import RunState
 from . import schedule
+from .demand import Demand
 from .machine import default_dmpq, path_of
-from .memory import Demand, bytes_in_16_bits, demand_of, peak_bytes, reset_peak, room_for_cache
+from .memory import bytes_in_16_bits, demand_of, peak_bytes, reset_peak, room_for_cache
 from .predictors import mismatch
 from .progress_text import StepText, executing_node, text_channel
 from .reserve import reserved
+from .sampling import sampling_beside
 from .settings import Entry, Settings, settings_in
 from .status import status_line
 from .swap import deciding, layout
@@ -85,7 +87,7 @@ def outer_sample(
     if dmpq is None and settings.six_bit:
         dmpq = default_dmpq(path_of(device))
     if dmpq is not None or settings.cache is not None:
-        run = _deciding(guider, replace(settings, dmpq=dmpq), noise, sigmas)
+        run = _deciding(guider, replace(settings, dmpq=dmpq), noise, sampler, sigmas)
     else:
         run = _counting(guider, noise)
     text = StepText(run.state, None if disable_pbar else text_channel())
@@ -109,7 +111,9 @@ def outer_sample(
         text.stop()
 
 
-def _deciding(guider: Any, settings: Settings, noise: torch.Tensor, sigmas: torch.Tensor) -> ActiveRun:
+def _deciding(
+    guider: Any, settings: Settings, noise: torch.Tensor, sampler: Any, sigmas: torch.Tensor
+) -> ActiveRun:
     """The run that the nodes asked for; what cannot be is refused, what is about to happen is said."""
     patcher, options = guider.model_patcher, guider.model_options
     if settings.cache is not None and options.get("context_handler") is not None:
@@ -127,7 +131,7 @@ def _deciding(guider: Any, settings: Settings, noise: torch.Tensor, sigmas: torc
     state = RunState(layout(patcher.model.diffusion_model.blocks), settings.dmpq, cache, settings.predictor)
     if state.note:
         logging.info(f"6Bit: {state.note}")
-    if line := _unlike_calibration(state, settings.predictor, len(sigmas) - 1, noise.shape):
+    if line := _unlike_calibration(state, settings.predictor, guider, noise.shape, sampler, sigmas):
         logging.warning(f"6Bit: {line}")
     free = comfy.model_management.get_free_memory(patcher.load_device)
     logging.info(status_line(patcher.load_device, state.dmpq, cache, demand, free))
@@ -165,11 +169,20 @@ def _conditionings(guider: Any) -> int:
 
 
 def _unlike_calibration(
-    state: RunState, predictor: Predictor | None, steps: int, shape: Sequence[int]
+    state: RunState,
+    predictor: Predictor | None,
+    guider: Any,
+    shape: Sequence[int],
+    sampler: Any,
+    sigmas: torch.Tensor,
 ) -> str | None:
     """What of the run is not as its thresholds were solved for; other routers have none."""
-    solved = state.dmpq is not None and state.dmpq.router == "gamma"
-    return mismatch(predictor, steps, shape) if solved and predictor is not None else None
+    if predictor is None or state.dmpq is None or state.dmpq.router != "gamma":
+        return None
+    scheduler = sampling_beside(predictor.calibration.get("scheduler"), guider.model_patcher, sampler, sigmas)
+    cfg = getattr(guider, "cfg", None)  # of other guiders it may be anything
+    cfg = cfg if isinstance(cfg, int | float) else None
+    return mismatch(predictor, len(sigmas) - 1, shape, cfg, scheduler)
 
 
 def _compiler(model_options: dict) -> dict[str, Any] | None:

@@ -5,8 +5,8 @@ import torch
 from ..kernels import backend_line, tuning_seconds
 from ..sixbit_core.config import DeltaCacheConfig, DMPQConfig
 from ..sixbit_core.report import spelled_bytes
+from .demand import Demand
 from .machine import PATHS, path_of
-from .memory import Demand
 
 
 def status_line(

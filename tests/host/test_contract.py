@@ -35,6 +35,27 @@ def test_every_node_is_registered_without_optional_libraries(found: dict) -> Non
     assert len(node_ids()) >= 7 and set(found["ids"]) == node_ids()
 
 
+LOST = {  # what a node's fields read of the host -> the field, and what is offered without it
+    ("comfy.samplers", "KSampler"): ("SixBitCalibratePredictor", "scheduler", ["simple"]),
+    ("comfy.samplers", "KSampler.SAMPLERS"): ("SixBitCalibratePredictor", "sampler_name", ["euler"]),
+    ("comfy.samplers", "KSampler.SCHEDULERS"): ("SixBitCalibratePredictor", "scheduler", ["simple"]),
+    ("folder_paths", "get_filename_list"): ("SixBitLoadLora", "lora_name", []),
+    ("folder_paths", "get_folder_paths"): ("SixBitLoadCogVideoX", "model_name", ["bundled reference"]),
+    ("folder_paths", "models_dir"): ("SixBitApplyDMPQ", "predictor", ["bundled"]),
+    ("node_helpers", "conditioning_set_values"): ("SixBitImageToVideo", "image", []),
+}
+
+
+@pytest.mark.parametrize("lost", LOST, ids=lambda lost: lost[1])
+def test_every_node_is_registered_whatever_the_host_has_lost(host, lost: tuple[str, str]) -> None:
+    found = host.run("registering", lost=lost)
+    assert found["loaded"] is True and set(found["fields"]) == set(found["shown"]) == node_ids()
+    node, field, offered = LOST[lost]
+    assert found["fields"][node][field] == offered
+    said = [line for line in found["log"].splitlines() if "6Bit: this ComfyUI is not one this pack" in line]
+    assert len(said) == (lost[0] != "node_helpers") and all(lost[1].split(".")[-1] in line for line in said)
+
+
 def test_every_node_has_a_help_page() -> None:
     assert {path.stem for path in (ROOT / "web" / "docs").glob("*.md")} == node_ids()
 
@@ -56,6 +77,7 @@ def test_an_unknown_host_gets_a_plain_model_and_one_line(found: dict) -> None:
     assert unknown["kind"] == "CogVideoX" and unknown["untouched"]
     assert unknown["types"] in (["torch.bfloat16"], ["torch.float32"])  # the host chooses by its device
     assert "comfy.ops.cast_bias_weight takes no dtype, bias_dtype, offloadable" in unknown["said"][0]
+    assert "load_diffusion_model_state_dict is gone); use ComfyUI 0.33" in unknown["without_loader"]
 
 
 def test_the_reference_says_what_of_the_host_is_gone(found: dict) -> None:

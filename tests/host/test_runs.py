@@ -22,9 +22,10 @@ CHECKS = {
     "last_evaluation_is_never_skipped": True,
     "interrupting_leaves_nothing": [],
     "step_caches_beside_warn": [],
-    "two_cache_nodes_the_last_counts": True,
+    "two_cache_nodes_the_last_counts_and_it_is_said": [],
     "six_bit_copy_is_made_once": True,
     "dmpq_routes_and_repeats": [],
+    "int8_protect_is_in_16_bits_at_both_ends": [],
     "six_bit_activations_follow_the_machine": [],
     "several_gpus_are_left_alone": [],
     "six_bit_blocks_are_fused": [],
@@ -34,11 +35,25 @@ CHECKS = {
         "6Bit: the predictor was calibrated at 50 steps, this run has 8 steps: the bits may come out "
         "otherwise than asked for"
     ],
+    "another_scheduler_or_guidance_is_said": {
+        "the same": [],
+        "the engine's": [],
+        "ddim, which is euler": [],
+        "other steps": ["8 steps, this run has 4 steps"],
+        "CFG": ["CFG 6.0, this run has CFG 3.0"],
+        "no guidance": ["CFG 6.0, this run has CFG 1.0"],
+        "sampler": ["euler simple, this run has heun simple"],
+        "a sampler of steps of its own": [],
+        "schedule": ["euler simple, this run has euler on another schedule"],
+        "both": ["heun karras, this run has euler on another schedule"],
+        "some of the steps": ["8 steps, this run has 3 steps"],
+        "gone from this host": [],
+    },
     "dmpq_needs_six_bits": "Apply DMPQ needs a model with 6-bit weights; "
     "load it with Load 6Bit CogVideoX, weights 6-bit",
     "stock_lora_acts_and_leaves": [],
     "lowvram_is_equal": [],
-    "unloading_frees_the_weights": True,
+    "unloading_frees_everything": [],
     "other_models_are_refused": "this node needs a CogVideoX model, got SimpleNamespace; "
     "load one with Load 6Bit CogVideoX",
 }

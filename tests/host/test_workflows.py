@@ -257,9 +257,32 @@ def test_int8_gives_a_clip_as_near_as_rounding_lets_the_engine_be_to_itself(serv
     assert psnr(frames, expected) >= min(50, spread - 3), f"the engine is {spread} dB from itself"
 
 
+def routes(report: dict) -> list[list[tuple[int, str]]]:
+    """Evaluations that each linear ran in, and the formats it ran in: without those that were skipped."""
+    rows = (row for rows in report["choices"].values() for row in rows)
+    return [[(number, letter) for number, letter in enumerate(row) if letter in "48b"] for row in rows]
+
+
+def other_routes(a: dict, b: dict) -> int:
+    """How often a linear that ran in both of two runs at the same evaluation did so in another format."""
+    pairs = zip(routes(a), routes(b), strict=True)
+    return sum(
+        dict(one)[number] != letter for one, two in pairs for number, letter in two if number in dict(one)
+    )
+
+
 @pytest.mark.slow
-def test_another_seed_still_skips(server: Server) -> None:
+def test_another_seed_still_skips_and_is_routed_anew(server: Server) -> None:
     prompt = shortened(REFERENCE, 8)
+    cache = next(node for node in prompt.values() if node["class_type"] == "SixBitTemporalDeltaCache")
+    routed = {
+        "model": cache["inputs"]["model"],
+        "preset": "balanced",
+        "router": "gamma",
+        "compute": "emulate",
+    }
+    prompt["dmpq"] = {"class_type": "SixBitApplyDMPQ", "inputs": routed}
+    cache["inputs"]["model"] = ["dmpq", 0]
     report = next(key for key, node in prompt.items() if node["class_type"] == "SixBitRunReport")
     shown = {"class_type": "PreviewAny", "inputs": {"source": [report, 2]}}
     seen = []
@@ -267,9 +290,60 @@ def test_another_seed_still_skips(server: Server) -> None:
         sampler_of(prompt)["seed"] = seed
         outputs = server.execute({**with_frames(prompt), "text": shown})
         seen.append((outputs["text"]["text"][0], read_frames(server, outputs)))
-    skipped = [json.loads(words.split("\n", 1)[1])["skipped_fraction"] for words, _ in seen]
+    reports = [json.loads(words.split("\n", 1)[1]) for words, _ in seen]
+    skipped = [report["skipped_fraction"] for report in reports]
     assert min(skipped) > 0 and skipped[0] == skipped[2]
+    assert other_routes(reports[0], reports[1]) > 0 == other_routes(reports[0], reports[2])
     assert torch.equal(seen[0][1], seen[2][1]) and not torch.equal(seen[0][1], seen[1][1])
+
+
+FOUND_WIDTH = "width must be a multiple of 16 from 16 to 4096, got 100; nearest are 96 and 112"
+FOUND_FRAMES = "frames must be 8N+1 from 1 to 1025, got 10; nearest are 9 and 17"
+
+
+def latent_prompt(kind: str, fields: dict) -> dict:
+    """A loader, a node that is given a clip's size and length, and what saves its latent."""
+    model = {"1": {"class_type": "SixBitLoadReference", "inputs": {}}}
+    inputs, output = {"model": ["1", 0], "batch_size": 1, **fields}, 0
+    if kind == "SixBitImageToVideo":
+        model["2"] = {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": ""}}
+        image = {"width": 128, "height": 128, "batch_size": 1, "color": 0}
+        model["3"] = {"class_type": "EmptyImage", "inputs": image}
+        del inputs["batch_size"]
+        inputs |= {"positive": ["2", 0], "negative": ["2", 0], "vae": ["1", 2], "image": ["3", 0]}
+        output = 2
+    saved = {"samples": ["latent", output], "filename_prefix": "x"}
+    made = {"class_type": kind, "inputs": inputs}
+    return {**model, "latent": made, "saved": {"class_type": "SaveLatent", "inputs": saved}}
+
+
+@pytest.mark.parametrize("kind", ["SixBitEmptyLatent", "SixBitImageToVideo"])
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"width": 100, "height": 128, "frames": 9}, FOUND_WIDTH),
+        ({"width": 128, "height": 128, "frames": 10}, FOUND_FRAMES),
+        ({"width": 128, "height": ["int", 0], "frames": 10}, FOUND_FRAMES),  # a link is not known yet
+        ({"width": 128, "height": 8192, "frames": 9}, "got 8192; the nearest is 4096"),
+    ],
+)
+def test_a_clip_that_none_makes_is_refused_before_a_model_is_loaded(
+    server: Server, kind: str, fields: dict, said: str
+) -> None:
+    prompt = latent_prompt(kind, fields)
+    prompt["int"] = {"class_type": "PrimitiveInt", "inputs": {"value": 128}}
+    with pytest.raises(urllib.error.HTTPError) as error:
+        server.ask("prompt", {"prompt": prompt})
+    assert error.value.code == 400
+    found = json.load(error.value)["node_errors"]
+    assert set(found) == {"latent"} and all(said in entry["details"] for entry in found["latent"]["errors"])
+    assert server.ask("queue") == {"queue_running": [], "queue_pending": []}
+
+
+def test_a_clip_of_linked_numbers_is_made(server: Server) -> None:
+    prompt = latent_prompt("SixBitEmptyLatent", {"width": ["int", 0], "height": 128, "frames": 9})
+    prompt["int"] = {"class_type": "PrimitiveInt", "inputs": {"value": 128}}
+    assert server.execute(prompt)["saved"]["latents"]
 
 
 @pytest.mark.slow

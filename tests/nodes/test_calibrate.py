@@ -34,8 +34,26 @@ def test_the_extra_frame_of_later_models_is_no_mismatch() -> None:
     assert mismatch(predictor(frames=81), 50, (1, 16, 21, 60, 90)) is None
 
 
+@pytest.mark.parametrize(
+    ("cfg", "scheduler", "said"),
+    [
+        (6, "euler simple", None),
+        (None, None, None),
+        (4.5, "euler simple", "calibrated at CFG 6.0, this run has CFG 4.5"),
+        (6.0, "heun simple", "calibrated at euler simple, this run has heun simple"),
+        (1.0, "heun karras", "at euler simple, CFG 6.0, this run has heun karras, CFG 1.0: "),
+    ],
+)
+def test_another_scheduler_or_guidance_is_said(
+    cfg: float | None, scheduler: str | None, said: str | None
+) -> None:
+    made = predictor(cfg=6.0, scheduler="euler simple")
+    found = mismatch(made, 50, (1, 16, 13, 60, 90), cfg, scheduler)
+    assert found is None if said is None else said in found and "\n" not in found
+
+
 def test_what_a_predictor_does_not_say_is_no_mismatch() -> None:
-    assert mismatch(Predictor("x", "0", {}, {}, {}), 50, (1, 16, 13, 60, 90)) is None
+    assert mismatch(Predictor("x", "0", {}, {}, {}), 50, (1, 16, 13, 60, 90), 6.0, "euler simple") is None
 
 
 def test_picture_has_a_panel_for_each_kind_even_of_level_measures() -> None:

@@ -1,7 +1,7 @@
 """What fits a model and what the nearest is that does."""
 
 import pytest
-from sixbit_diffusion.nodes.clip import ClipRules
+from sixbit_diffusion.nodes.clip import ClipRules, check_fields
 
 FIRST = ClipRules("CogVideoX-5B", 16)
 LATER = ClipRules("CogVideoX1.5-5B", 16, patch_time=2)
@@ -42,3 +42,21 @@ def test_others_are_refused_with_the_nearest(rules: ClipRules, clip: tuple[int, 
 def test_latents_that_do_not_fit(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="CogVideoX-5B"):
         FIRST.check_latent(shape)
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ((720, 480, 49), True),
+        ((16, 4096, 1025), True),
+        ((None, None, None), True),
+        ((100, 128, 9), "width must be a multiple of 16 from 16 to 4096, got 100; nearest are 96 and 112"),
+        ((None, 5000, 9), "height must be a multiple of 16 from 16 to 4096, got 5000; the nearest is 4096"),
+        ((8, None, 9), "width must be a multiple of 16 from 16 to 4096, got 8; the nearest is 16"),
+        ((128, 128, 10), "frames must be 8N+1 from 1 to 1025, got 10; nearest are 9 and 17"),
+        ((None, None, 0), "frames must be 8N+1 from 1 to 1025, got 0; the nearest is 1"),
+        (("wide", 1.5, "many"), True),  # the host says that these are no whole numbers
+    ],
+)
+def test_what_is_typed_is_held_against_what_any_model_makes(fields: tuple, found: bool | str) -> None:
+    assert check_fields(*fields) == found

@@ -24,15 +24,19 @@ def registered() -> list[str]:
         sys.meta_path.remove(blocker)
 
 
+def every_seam(contract: object) -> tuple:
+    parts = ("SEAMS", "PARTS_SEAMS", "TEXT_SEAMS", "PREVIEW_SEAMS", "FALLBACK_SEAMS", "SAMPLING_SEAMS")
+    return tuple(seam for part in parts for seam in getattr(contract, part))
+
+
 def all_mismatches(contract: object) -> list[str]:
-    parts = (contract.SEAMS, contract.PARTS_SEAMS, contract.TEXT_SEAMS, contract.PREVIEW_SEAMS)
-    return [line for seams in parts for line in contract.mismatches(seams)]
+    return contract.mismatches(every_seam(contract))
 
 
 def probe_each(contract: object) -> list[str]:
     """Seams whose loss or other signature goes unnoticed."""
     unnoticed = []
-    every = (*contract.SEAMS, *contract.PARTS_SEAMS, *contract.TEXT_SEAMS, *contract.PREVIEW_SEAMS)
+    every = every_seam(contract)
     for seam in every:
         owner = importlib.import_module(seam.module)
         *path, leaf = seam.name.split(".")
@@ -96,6 +100,20 @@ def schemas() -> dict[str, dict]:
     return found
 
 
+def without_the_hosts_loader(checkpoint: object, scales: object, contract: object) -> str:
+    import comfy.sd
+
+    own = comfy.sd.load_diffusion_model_state_dict
+    del comfy.sd.load_diffusion_model_state_dict
+    try:
+        contract.load_or_plain(checkpoint, scales, False)
+    except ValueError as error:
+        return str(error)
+    finally:
+        comfy.sd.load_diffusion_model_state_dict = own
+    return "no error"
+
+
 def on_an_unknown_host(contract: object) -> dict:
     import comfy.ops
 
@@ -107,7 +125,9 @@ def on_an_unknown_host(contract: object) -> dict:
     comfy.ops.cast_bias_weight = lambda s, input: None
     try:
         checkpoint = pack("sixbit_core.checkpoint").open_checkpoint(ARGUMENTS["quantized"])
-        model = contract.load_or_plain(checkpoint, pack("nodes.scales").scales_of(checkpoint), False)
+        scales = pack("nodes.scales").scales_of(checkpoint)
+        model = contract.load_or_plain(checkpoint, scales, False)
+        nothing = without_the_hosts_loader(checkpoint, scales, contract)
         cached = pack("nodes.delta_cache").SixBitTemporalDeltaCache.execute(model, "balanced").args[0]
         routed = pack("nodes.dmpq").SixBitApplyDMPQ.execute(model, "balanced").args[0]
     finally:
@@ -115,6 +135,7 @@ def on_an_unknown_host(contract: object) -> dict:
     return {
         "kind": type(model.model).__name__,
         "types": sorted({str(p.dtype) for p in model.model.diffusion_model.blocks.parameters()}),
+        "without_loader": nothing,
         "untouched": cached is model and routed is model,
         "said": [line for line in lines if line.startswith("6Bit: this ComfyUI")],
     }

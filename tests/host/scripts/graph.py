@@ -40,6 +40,7 @@ def sample(
     steps: int = STEPS,
     cfg: float = 6.0,
     sampler: str = "euler",
+    scheduler: str = "simple",
     batch: int = 1,
     size: tuple[int, int, int] = (3, 8, 12),
     positive: list | None = None,
@@ -51,7 +52,7 @@ def sample(
         latent["batch_index"] = batch_index
     positive = positive or text(1)
     return nodes.common_ksampler(
-        model, seed, steps, cfg, sampler, "simple", positive, text(2), latent, **rest
+        model, seed, steps, cfg, sampler, scheduler, positive, text(2), latent, **rest
     )[0]["samples"]
 
 

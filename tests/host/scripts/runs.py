@@ -15,6 +15,7 @@ import comfy.lora
 import comfy.model_management
 import comfy.ops
 import comfy_extras.nodes_easycache as easycache
+import folder_paths
 import torch
 from comfy_execution.utils import CurrentNodeContext
 from graph import (
@@ -36,7 +37,9 @@ from graph import (
     sample,
     text,
 )
+from safetensors.torch import save_file
 
+LORA = pack("nodes.lora").SixBitLoadLora
 SWAP, BLOCK = pack("nodes.swap"), pack("sixbit_core.block")
 PREDICTOR, FITS = pack("sixbit_core.predictor"), pack("sixbit_core.fits")
 
@@ -203,6 +206,8 @@ def samplers_and_cuts_run() -> list[str]:
             bad.append(sampler)
     if report(fast).evaluations != STEPS:
         bad.append(f"uni_pc made {report(fast).evaluations} evaluations")
+    model = load()
+    idle = cached(model, threshold=0.0)
     for name, values in {
         "one step": {"steps": 1},
         "cfg 1": {"cfg": 1.0},
@@ -212,6 +217,8 @@ def samplers_and_cuts_run() -> list[str]:
     }.items():
         if not torch.isfinite(sample(fast, **values)).all():
             bad.append(name)
+        if not equal(sample(idle, **values), sample(model, **values)):
+            bad.append(f"{name}: watching changes it")
     return bad
 
 
@@ -302,11 +309,21 @@ def step_caches_beside_warn() -> list[str]:
 
 
 @check
-def two_cache_nodes_the_last_counts() -> bool:
-    model = load()
-    once = sample(cached(model, max_skips=1))
-    twice = sample(cached(cached(model, max_skips=3), max_skips=1))
-    return equal(once, twice) and equal(sample(TDC.execute(cached(model), "off").args[0]), sample(model))
+def two_cache_nodes_the_last_counts_and_it_is_said() -> list[str]:
+    model, bad = load(), []
+    with log_lines() as lines:
+        once = sample(cached(model, max_skips=1))
+    if any("in a row" in line for line in lines):
+        bad.append(f"of one: {lines}")
+    with log_lines() as lines:
+        twice = cached(cached(model, max_skips=3), max_skips=1)
+    if lines != ["6Bit: two Temporal Delta Cache nodes in a row; the one nearer the sampler counts"]:
+        bad.append(f"of two: {lines}")
+    if not equal(once, sample(twice)):
+        bad.append("the other counts")
+    if not equal(sample(TDC.execute(cached(model), "off").args[0]), sample(model)):
+        bad.append("off after it is not off")
+    return bad
 
 
 @check
@@ -349,6 +366,25 @@ def dmpq_routes_and_repeats() -> list[str]:
     sample(both)
     if not (report(both).skipped_fraction > 0 and report(both).average_activation_bits >= 8):
         bad.append("no skips beside routing")
+    return bad
+
+
+@check
+def int8_protect_is_in_16_bits_at_both_ends() -> list[str]:
+    bad, own = [], DMPQ.execute.__globals__["path_of"]
+    model = load("tiny/", "6-bit")
+    try:
+        for path in ("int8", "reference"):
+            DMPQ.execute.__globals__["path_of"] = lambda device, path=path: path
+            kept = DMPQ.execute(model, "balanced", router="int8-protect", purified_refresh=False).args[0]
+            sample(kept)
+            seen = report(kept)
+            if seen.router != "int8-protect" or seen.bits_by_evaluation != (16, *[8] * (STEPS - 2), 16):
+                bad.append(f"{path}: {seen.router}, {seen.bits_by_evaluation}")
+            if seen.average_activation_bits != (2 * 16 + (STEPS - 2) * 8) / STEPS:
+                bad.append(f"{path}: {seen.average_activation_bits} bits")
+    finally:
+        DMPQ.execute.__globals__["path_of"] = own
     return bad
 
 
@@ -576,6 +612,38 @@ def runs_unlike_the_calibration_are_said() -> list[str]:
 
 
 @check
+def another_scheduler_or_guidance_is_said() -> dict[str, list[str]]:
+    model = load("tiny/", "6-bit")
+    blocks, line = BRIDGE.layout_of(model), FITS.Line(0.0, 0.1, 1.0)
+    fits = {
+        name: FITS.LinearFit(line, None, 0.1, 0.05, (0.1,) * 10, blocks.macs(block, kind))
+        for name, block, kind in blocks.linear_names()
+    }
+    config, said = pack("sixbit_core.config").DMPQConfig(router="gamma"), {}
+    for name, made, values in (
+        ("the same", "euler simple", {}),
+        ("the engine's", "ddim-trailing", {}),
+        ("ddim, which is euler", "ddim simple", {}),
+        ("other steps", "euler simple", {"steps": 4}),
+        ("CFG", "euler simple", {"cfg": 3.0}),
+        ("no guidance", "euler simple", {"cfg": 1.0}),
+        ("sampler", "euler simple", {"sampler": "heun"}),
+        ("a sampler of steps of its own", "dpm_2 simple", {"sampler": "dpm_2"}),
+        ("schedule", "euler simple", {"scheduler": "karras"}),
+        ("both", "heun karras", {}),
+        ("some of the steps", "euler simple", {"start_step": 2, "last_step": 5}),
+        ("gone from this host", "euler unheard_of", {}),
+    ):
+        how = {"steps": STEPS, "scheduler": made, "cfg": 6.0}
+        predictor = PREDICTOR.Predictor("x", "0", how, fits, {}, {"6": {"cache_off": 0.2}})
+        with log_lines() as lines:
+            sample(BRIDGE.with_settings(model, dmpq=config, predictor=predictor), **values)
+        found = [line for line in lines if "calibrated at" in line]
+        said[name] = [line.partition(" calibrated at ")[2].partition(":")[0] for line in found]
+    return said
+
+
+@check
 def dmpq_needs_six_bits() -> str:
     try:
         DMPQ.execute(load(), "balanced")
@@ -584,15 +652,20 @@ def dmpq_needs_six_bits() -> str:
     return "no error"
 
 
-def with_lora(model):
-    """A clone with a low-rank change of two layers, as the stock loader puts it on."""
+def lora_tensors() -> dict[str, torch.Tensor]:
+    """A low-rank change of two layers, by the host's names."""
     generator = torch.Generator().manual_seed(3)
     tensors = {}
     for name, (rows, columns) in {"q": (64, 64), "ff_proj": (256, 64)}.items():
         key = f"diffusion_model.blocks.0.{name}"
         tensors[f"{key}.lora_up.weight"] = torch.randn((rows, 4), generator=generator) * 0.3
         tensors[f"{key}.lora_down.weight"] = torch.randn((4, columns), generator=generator) * 0.3
-    patches = comfy.lora.load_lora(tensors, comfy.lora.model_lora_keys_unet(model.model, {}))
+    return tensors
+
+
+def with_lora(model):
+    """A clone with `lora_tensors`, as the stock loader puts it on."""
+    patches = comfy.lora.load_lora(lora_tensors(), comfy.lora.model_lora_keys_unet(model.model, {}))
     changed = model.clone()
     assert len(changed.add_patches(patches, 1.0)) == 2
     return changed
@@ -649,18 +722,52 @@ def lowvram_is_equal() -> list[str]:
     return bad
 
 
-@check
-def unloading_frees_the_weights() -> bool:
-    model = load("tiny/", "6-bit")
-    sample(cached(model))
-    refs = [weakref.ref(p) for p in model.model.diffusion_model.parameters()]
-    assert refs
+def tensors() -> list[torch.Tensor]:
+    """Every one that Python knows."""
+    gc.collect()
+    return [thing for thing in gc.get_objects() if torch.is_tensor(thing)]
+
+
+def everything_on() -> tuple[list[weakref.ref], int]:
+    """Tensors of a run with a LoRA, routed activations and the cache, whose MODEL was let go since; and how
+    many there were at least."""
+    before = tensors()  # held until the end, so that none of them makes room for one of the same id
+    known = {id(tensor) for tensor in before}
+    model = LORA.execute(load("tiny/", "6-bit"), "a.safetensors", 0.5).args[0]
+    network = model.model.diffusion_model
+    least = len(list(network.parameters())) + len(lora_tensors()) + 2 * len(network.blocks)  # residuals
+    kept: list[weakref.ref] = []
+    begin = BRIDGE.RunState.begin_call
+
+    def spy(state, *args):
+        if state.evaluation == STEPS - 2:  # the last begins, and the cache is full
+            kept.extend(weakref.ref(tensor) for tensor in tensors() if id(tensor) not in known)
+        return begin(state, *args)
+
+    BRIDGE.RunState.begin_call = spy
+    try:
+        sample(cached(routed(model)))
+    finally:
+        BRIDGE.RunState.begin_call = begin
     comfy.model_management.unload_all_models()
-    del model
+    del model, network
     gc.collect()
     comfy.model_management.cleanup_models()
     gc.collect()
-    return not any(ref() is not None for ref in refs)
+    return kept, least
+
+
+@check
+def unloading_frees_everything() -> list[str]:
+    folder = Path(ARGUMENTS["folder"]) / "loras"
+    folder.mkdir(exist_ok=True)
+    save_file(lora_tensors(), folder / "a.safetensors")
+    folder_paths.folder_names_and_paths["loras"] = ([str(folder)], {".safetensors"})
+    everything_on()  # what the process makes once is there
+    kept, least = everything_on()
+    alive = [tensor for ref in kept if (tensor := ref()) is not None]
+    bad = [f"{len(alive)} of {len(kept)}: {tuple(tensor.shape)} {tensor.dtype}" for tensor in alive]
+    return bad if len(kept) >= least else [f"{len(kept)} tensors seen of {least} or more"]
 
 
 @check
