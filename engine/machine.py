@@ -5,6 +5,7 @@ import os
 import platform
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -92,6 +93,15 @@ def free_bytes(device: torch.device) -> int | None:
         return None
     reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + reserve
+
+
+def free_host_bytes() -> int:
+    """Host memory that can be had now, what files only fill included; 0 where the system does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:  # not Linux
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), 0)
 
 
 def synchronize(device: torch.device) -> None:

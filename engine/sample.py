@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..sixbit_core.delta_cache import bytes_needed, resolve_location
+from ..sixbit_core.delta_cache import bytes_in_host_memory, bytes_needed, resolve_location
 from ..sixbit_core.report import RunReport
 from ..sixbit_core.run import RunState
 from .attach import CONDITIONINGS, attached
 from .facts import ModelFacts
 from .finite import FiniteWatch
-from .machine import free_bytes, synchronize
+from .machine import free_bytes, free_host_bytes, synchronize
 from .pipeline import LoadedModel, TextEmbeds, first_frame
 from .schedule import plan
 from .settings import RunSettings
@@ -90,7 +90,8 @@ def sample(
 
 
 def place_cache(model: LoadedModel, settings: RunSettings, clip: ClipSpec) -> RunSettings:
-    """Settings with cache location "auto" settled: up to half of what the GPU has free, to leave room to run.
+    """Settings with cache location "auto" settled: up to half of what the GPU has free, to leave room to run,
+    or of what host memory has.
 
     On a CPU it stays as it is.
     """
@@ -98,15 +99,19 @@ def place_cache(model: LoadedModel, settings: RunSettings, clip: ClipSpec) -> Ru
     if settings.cache is None or free is None:
         return settings
     size = cache_size(model.facts, clip, model.dtype)
-    location = resolve_location(settings.cache.location, free // 2, size)
+    pinned = cache_size(model.facts, clip, model.dtype, bytes_in_host_memory)("host")
+    fits_host = pinned <= free_host_bytes() // 2
+    location = resolve_location(settings.cache.location, free // 2, size, fits_host)
     return replace(settings, cache=replace(settings.cache, location=location))
 
 
-def cache_size(facts: ModelFacts, clip: ClipSpec, dtype: torch.dtype) -> Callable[[str], int]:
-    """Location -> bytes that a full delta cache takes there for a clip."""
+def cache_size(
+    facts: ModelFacts, clip: ClipSpec, dtype: torch.dtype, count: Callable[..., int] = bytes_needed
+) -> Callable[[str], int]:
+    """Location -> bytes that a full delta cache takes there for a clip, or what else `count` counts of it."""
     tokens, blocks = facts.tokens(clip.size, clip.frames), facts.config["num_layers"]
     streams = 2 if clip.guided else 1
-    return lambda location: bytes_needed(location, tokens, facts.width, blocks, streams, dtype)
+    return lambda location: count(location, tokens, facts.width, blocks, streams, dtype)
 
 
 def sample_under(

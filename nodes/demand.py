@@ -39,6 +39,6 @@ class Demand:
         """Those that wait in host memory, as they are pinned there."""
         return bytes_in_host_memory(location, self.tokens, self.width, self.blocks, self.streams, self.dtype)
 
-    def place(self, location: str, room: int | None) -> str:
-        """Location "auto" settled for a room in bytes; None is a device without memory of its own."""
-        return resolve_location(location, room, self.cache)
+    def place(self, location: str, room: int | None, host_room: int = 0) -> str:
+        """Location "auto" settled for the bytes that the GPU has, None without one, and host memory."""
+        return resolve_location(location, room, self.cache, self.cache_in_host_memory("host") <= host_room)

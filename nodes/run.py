@@ -206,9 +206,9 @@ def _placed(cache: DeltaCacheConfig | None, demand: Demand, patcher: Any) -> Del
     """
     if cache is None:
         return None
-    location = demand.place(cache.location, room_for_cache(patcher, demand))
-    needed = demand.cache_in_host_memory(location)
     free = comfy.model_management.get_free_memory(torch.device("cpu"))
+    location = demand.place(cache.location, room_for_cache(patcher, demand), free // 2)
+    needed = demand.cache_in_host_memory(location)
     if needed > free:
         raise ValueError(
             f"Temporal Delta Cache needs {spelled_bytes(needed)} of host memory for this clip and "

@@ -59,6 +59,8 @@ def test_auto_takes_what_fits():
     for free, expected in ((10, "gpu"), (5, "gpu-int8"), (3, "gpu-nvfp4"), (2, "host")):
         assert resolve_location("auto", free * 10**9, size) == expected
         assert resolve_location("gpu", free * 10**9, size) == "gpu"
+        roomy = resolve_location("auto", free * 10**9, size, fits_host=True)
+        assert roomy == ("gpu" if expected == "gpu" else "host")
     assert resolve_location("auto") == "gpu"
 
 
