@@ -88,10 +88,42 @@ def test_settings_are_the_recommended_ones(name: str) -> None:
     assert steps == ([20, 50] if name.endswith("draft_to_final") else [50] * len(steps))
     assert all(inputs["type"] == "cogvideox" for inputs in nodes_of(prompt, "CLIPLoader"))
     later = "1_5" in name
-    assert {inputs["fps"] for inputs in nodes_of(prompt, "CreateVideo")} <= {16.0 if later else 8.0}
+    fps = [inputs["fps"] for inputs in nodes_of(prompt, "CreateVideo")]
+    assert set(fps) == ({16.0 if later else 8.0} if nodes_of(prompt, "KSampler") else set())
     for inputs in nodes_of(prompt, "SixBitEmptyLatent") + nodes_of(prompt, "SixBitImageToVideo"):
         if not name.startswith("reference"):
             size = (1360, 768, 81) if later else (720, 480, 49)
             assert (inputs["width"], inputs["height"], inputs["frames"]) == size
     samplers = nodes_of(prompt, "KSampler")
     assert len({inputs["seed"] for inputs in samplers}) <= 1  # before and after at one seed
+
+
+def source(prompt: dict, inputs: dict, name: str) -> dict:
+    """The node that an input comes from."""
+    return prompt[inputs[name][0]]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.endswith("text_to_video")])
+def test_the_usual_graph_is_in_its_order(name: str) -> None:
+    """Loader, delta cache, sampler, tiled decode, video, file: one of each."""
+    prompt = read(FOLDER / "api" / f"{name}.json")
+    (saved,) = nodes_of(prompt, "SaveVideo")
+    video = source(prompt, saved, "video")
+    decoded = source(prompt, video["inputs"], "images")
+    sampled = source(prompt, decoded["inputs"], "samples")
+    cached = source(prompt, sampled["inputs"], "model")
+    loaded = source(prompt, cached["inputs"], "model")
+    assert [node["class_type"] for node in (loaded, cached, sampled, decoded, video)] == [
+        "SixBitLoadCogVideoX",
+        "SixBitTemporalDeltaCache",
+        "KSampler",
+        "VAEDecodeTiled",
+        "CreateVideo",
+    ]
+    assert len(nodes_of(prompt, "KSampler")) == len(nodes_of(prompt, "SixBitTemporalDeltaCache")) == 1
+    assert cached["inputs"]["preset"] == "balanced" and loaded["inputs"]["weights"] == "6-bit"
+
+
+def test_the_usual_graph_is_there_for_three_models() -> None:
+    shipped = {name for name in NAMES if name.endswith("text_to_video")}
+    assert shipped == {f"cogvideox_{model}_text_to_video" for model in ("2b", "5b", "1_5")}
