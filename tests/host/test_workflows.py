@@ -244,7 +244,11 @@ def test_a_draft_stands_beside_its_final_clip(server: Server) -> None:
         assert runs[name]["evaluations"] == taken
         assert runs[name]["cache"]["threshold"] == expected.threshold
         assert runs[name]["cache"]["max_skips"] == expected.max_skips
-    final = read_frames(server, server.execute(with_frames(of_length(shortened(REFERENCE), 9))))
+    alone = of_length(shortened(REFERENCE), 9)
+    for node in alone.values():
+        if node["class_type"] == "SixBitLoadReference":
+            node["inputs"]["weights"] = "6-bit"  # said: else the host takes the latent that it has
+    final = read_frames(server, server.execute(with_frames(alone)))
     left, right = halves(both, final)
     assert torch.equal(right, final) and not torch.equal(left, final)
     held = "composition held" if found["composition_held"] else "composition changed"
