@@ -26,6 +26,7 @@ CHECKS = {
     "six_bit_copy_is_made_once": True,
     "dmpq_routes_and_repeats": [],
     "six_bit_activations_follow_the_machine": [],
+    "int8_runs_without_triton_by_every_product": [],
     "several_gpus_are_left_alone": [],
     "six_bit_blocks_are_fused": [],
     "weights_streamed_through_one_buffer_are_right": [],
