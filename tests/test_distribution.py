@@ -106,6 +106,20 @@ def test_a_tag_is_published_after_its_tests() -> None:
     assert re.search(rf"^  registry:\n    needs: {called}$", publish, re.M)
 
 
+def test_what_the_usual_run_leaves_out_runs_weekly() -> None:
+    """Slow tests by their folder; those of tests/core write files too large for the runner."""
+    weekly = (ROOT / ".github" / "workflows" / "weekly.yml").read_text(encoding="utf-8")
+    assert re.search(r'^  schedule:\n    - cron: "\d+ \d+ \* \* \d"', weekly, re.M)
+    runs = re.findall(r"^ +- run: python -m pytest (.*?)(?: #.*)?$", weekly, re.M)
+    slow = {
+        path.relative_to(ROOT).parent.as_posix()
+        for path in (ROOT / "tests").glob("*/test_*.py")
+        if "pytest.mark.slow" in path.read_text(encoding="utf-8")
+    }
+    asked = {folder for run in runs for folder in run.split() if folder.startswith("tests/")}
+    assert slow - asked == {"tests/core"} and len(runs) == 2 and runs[0].startswith("-m slow ")
+
+
 def test_archive_of_the_registry(archive: Path, tracked: Tracked) -> None:
     with zipfile.ZipFile(archive) as file:
         members = file.namelist()

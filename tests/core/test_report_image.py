@@ -4,13 +4,17 @@ from itertools import accumulate, combinations, pairwise
 
 import pytest
 from PIL import Image, ImageColor, ImageDraw
+from sixbit_diffusion.sixbit_core.drawing import SCALE, TEXT
 from sixbit_diffusion.sixbit_core.layout import BlockLayout
 from sixbit_diffusion.sixbit_core.report import Ledger, RunMemory, RunReport
 from sixbit_diffusion.sixbit_core.report_image import COLOURS, draw_run, render_run
 from sixbit_diffusion.sixbit_core.report_panels import (
+    BAR,
     FULL,
     OURS,
+    STRIP_TITLE,
     TIME_BAR,
+    draw_bits,
     draw_memory,
     draw_seconds,
     full_precision_peak,
@@ -119,6 +123,30 @@ def test_area_of_the_seconds_is_the_time_of_the_run():
         made[name] = pixels(drawn(draw_seconds, (900, 200), report, lefts, 10, 4, 80), TIME_BAR)
     assert made["half"] == pytest.approx(made["even"] / 2, rel=0.02)
     assert made["stall"] == pytest.approx(made["even"], rel=0.01)  # cut at the others' scale; words beside it
+
+
+def rows(image: Image.Image, x: float, top: float, colour: str) -> list[float]:
+    """Where a column of the picture has a colour, in nominal pixels below `top`."""
+    ink = ImageColor.getrgb(colour)
+    found = range(round(top * SCALE), image.height)
+    return [y / SCALE for y in found if image.getpixel((round(x * SCALE), y)) == ink]
+
+
+def test_bars_and_lines_of_the_bits_are_as_high_as_the_bits():
+    report = make_report(4, 4)  # odd evaluations skip half of the blocks
+    lefts, top, high, most = [40.0 + 40 * t for t in range(4)], 10, 180, 12
+    image = drawn(draw_bits, (500, 500), report, lefts, 40, top, high)
+    span = high - STRIP_TITLE
+    seen = []
+    for left, ran, all_of_it in zip(
+        lefts, report.bits_by_evaluation, report.effective_bits_by_evaluation, strict=True
+    ):
+        bar, line = (rows(image, left + 20, top + STRIP_TITLE, ink) for ink in (BAR, TEXT))
+        covered = len(line) if ran == all_of_it else 0  # the line lies on the end of the bar
+        assert (len(bar) + covered / 2) / SCALE == pytest.approx(span * all_of_it / most, abs=1)
+        assert sum(line) / len(line) == pytest.approx(top + high - span * ran / most, abs=1)
+        seen.append((ran, all_of_it))
+    assert seen[0][0] == seen[0][1] and seen[1][1] < seen[1][0]  # both kinds were looked at
 
 
 def test_bars_of_memory_are_as_the_bytes():

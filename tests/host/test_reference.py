@@ -57,3 +57,12 @@ def test_reference_equals_diffusers(found: dict, weights: str) -> None:
     assert found[weights]["text"] < 1e-5 and found[weights]["negative"] < 1e-5
     assert found[weights]["latents"] < 5e-4
     assert found[weights]["frames"] < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["as stored", "6-bit"])
+def test_reference_is_loaded_by_its_name_too(found: dict, weights: str) -> None:
+    """Load 6Bit CogVideoX with the entry that it lists last."""
+    assert found[weights]["offered"] is True and found[weights]["by name"] == 0
+    assert not found[weights]["copied"]  # it is quantized as it is loaded
+    assert (found[weights]["bytes"] < found["as stored"]["bytes"] / 2) == (weights == "6-bit")

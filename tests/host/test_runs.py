@@ -27,6 +27,7 @@ CHECKS = {
     "dmpq_routes_and_repeats": [],
     "int8_protect_is_in_16_bits_at_both_ends": [],
     "six_bit_activations_follow_the_machine": [],
+    "int8_runs_without_triton_by_every_product": [],
     "several_gpus_are_left_alone": [],
     "six_bit_blocks_are_fused": [],
     "weights_streamed_through_one_buffer_are_right": [],

@@ -22,6 +22,7 @@ API = sorted((ROOT / "workflows" / "api").glob("*.json"))
 GOLDEN = sorted((ROOT / "tests" / "host" / "golden").glob("*/api/*.json"))  # as releases shipped them
 REFERENCE = ROOT / "workflows" / "api" / "reference.json"
 BESIDE = ROOT / "workflows" / "api" / "reference_before_after.json"
+DRAFT = ROOT / "workflows" / "api" / "reference_draft_to_final.json"
 CLIENT = ROOT / "workflows" / "api" / "queue_workflow.py"
 OF_THE_USER = ("model_name", "clip_name", "vae_name", "image", "predictor")  # files that need not be there
 
@@ -92,6 +93,14 @@ def shortened(path: Path, steps: int = STEPS) -> dict:
     for node in prompt.values():
         if node["class_type"] == "KSampler":
             node["inputs"]["steps"] = steps
+    return prompt
+
+
+def of_length(prompt: dict, frames: int) -> dict:
+    """The prompt for a shorter clip, in place."""
+    for node in prompt.values():
+        if node["class_type"] == "SixBitEmptyLatent":
+            node["inputs"]["frames"] = frames
     return prompt
 
 
@@ -173,14 +182,31 @@ def test_editor_form_has_this_hosts_fields(schemas: dict, path: Path) -> None:
         assert outputs == schema["output"][: None if today else len(outputs)], node
 
 
-@pytest.mark.slow
-def test_reference_workflow_gives_the_engines_clip(server: Server) -> None:
+@pytest.mark.parametrize("frames", [9, pytest.param(33, marks=pytest.mark.slow)])
+def test_reference_workflow_gives_the_engines_clip(server: Server, frames: int) -> None:
     pytest.importorskip("diffusers")
     from sixbit_diffusion.sixbit_core.metrics import psnr
 
-    prompt = shortened(REFERENCE)
-    frames = read_frames(server, server.execute(with_frames(prompt)))
-    assert psnr(frames, engine_frames(prompt)) >= 60
+    prompt = of_length(shortened(REFERENCE), frames)
+    found = read_frames(server, server.execute(with_frames(prompt)))
+    assert len(found) == frames and psnr(found, engine_frames(prompt)) >= 60
+
+
+def compared(server: Server, prompt: dict) -> tuple[torch.Tensor, dict, dict]:
+    """What Compare Clips shows, what it says, and the outputs of all nodes."""
+    clips = next(key for key, node in prompt.items() if node["class_type"] == "SixBitCompare")
+    shown = next(key for key, node in prompt.items() if node["inputs"].get("source") == [clips, 1])
+    saved = {"class_type": "SaveImage", "inputs": {"images": [clips, 0], "filename_prefix": "frames"}}
+    outputs = server.execute({**prompt, "frames": saved})
+    words, found = outputs[shown]["text"][0].split("\n", 1)
+    return read_frames(server, outputs), {"words": words, **json.loads(found)}, outputs
+
+
+def halves(both: torch.Tensor, one: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two clips below the captions, each as large as `one`."""
+    height, width = one.shape[1:3]
+    assert both.shape[2] == 2 * width + 8 and both.shape[1] % 2 == 0
+    return both[:, -height:, :width], both[:, -height:, width + 8 :]
 
 
 @pytest.mark.slow
@@ -188,20 +214,46 @@ def test_before_and_after_stand_side_by_side(server: Server) -> None:
     """Left the model as stored, right the clip of the reference workflow, captions above them."""
     from sixbit_diffusion.sixbit_core.metrics import psnr
 
-    prompt = shortened(BESIDE)
-    compared = next(key for key, node in prompt.items() if node["class_type"] == "SixBitCompare")
-    shown = next(key for key, node in prompt.items() if node["class_type"] == "PreviewAny")
-    saved = {"class_type": "SaveImage", "inputs": {"images": [compared, 0], "filename_prefix": "frames"}}
-    outputs = server.execute({**prompt, "frames": saved})
-    both = read_frames(server, outputs)
+    both, found, _ = compared(server, shortened(BESIDE))
     after = read_frames(server, server.execute(with_frames(shortened(REFERENCE))))
-    height, width = after.shape[1:3]
-    left, right = both[:, -height:, :width], both[:, -height:, width + 8 :]
-    assert both.shape[2] == 2 * width + 8 and both.shape[1] % 2 == 0
+    left, right = halves(both, after)
     assert torch.equal(right, after) and not torch.equal(left, after)
-    found = json.loads(outputs[shown]["text"][0].split("\n", 1)[1])
     assert found["psnr_db"] == pytest.approx(psnr(left, right), abs=0.2)  # SaveImage cuts, the node rounds
     assert all(seconds > 0 for seconds in found["seconds"]) and found["composition_held"]
+
+
+def test_a_draft_stands_beside_its_final_clip(server: Server) -> None:
+    """Left fewer steps with the preset fast, right the clip of the reference workflow."""
+    from sixbit_diffusion.sixbit_core.config import PRESETS
+
+    prompt, steps = of_length(json.loads(DRAFT.read_text(encoding="utf-8")), 9), {20: 2, 50: STEPS}
+    texts = {}
+    for key, node in list(prompt.items()):
+        if node["class_type"] == "KSampler":
+            node["inputs"].update(steps=steps[node["inputs"]["steps"]], seed=1)  # of no other test
+        if node["class_type"] == "SixBitRunReport":
+            texts[node["_meta"]["title"].split()[-1]] = key
+            prompt[f"text{key}"] = {"class_type": "PreviewAny", "inputs": {"source": [key, 2]}}
+    both, found, outputs = compared(server, prompt)
+    runs = {
+        name: json.loads(outputs[f"text{key}"]["text"][0].split("\n", 1)[1]) for name, key in texts.items()
+    }
+    for name, preset, taken in (("draft", "fast", 2), ("final", "balanced", STEPS)):
+        expected = PRESETS[preset].cache
+        assert runs[name]["evaluations"] == taken
+        assert runs[name]["cache"]["threshold"] == expected.threshold
+        assert runs[name]["cache"]["max_skips"] == expected.max_skips
+    alone = of_length(shortened(REFERENCE), 9)
+    sampler_of(alone)["seed"] = 1
+    for node in alone.values():
+        if node["class_type"] == "SixBitLoadReference":
+            node["inputs"]["weights"] = "6-bit"  # said: else the host takes the latent that it has
+    final = read_frames(server, server.execute(with_frames(alone)))
+    left, right = halves(both, final)
+    assert torch.equal(right, final) and not torch.equal(left, final)
+    held = "composition held" if found["composition_held"] else "composition changed"
+    assert found["labels"] == ["draft, 20 steps", "final, 50 steps"]
+    assert f"{held} ({found['composition']:.2f})" in found["words"]
 
 
 def test_text_and_previews_reach_the_sampler_while_it_samples(host, server: Server) -> None:
@@ -271,9 +323,8 @@ def other_routes(a: dict, b: dict) -> int:
     )
 
 
-@pytest.mark.slow
 def test_another_seed_still_skips_and_is_routed_anew(server: Server) -> None:
-    prompt = shortened(REFERENCE, 8)
+    prompt = of_length(shortened(REFERENCE, 8), 9)
     cache = next(node for node in prompt.values() if node["class_type"] == "SixBitTemporalDeltaCache")
     routed = {
         "model": cache["inputs"]["model"],
@@ -346,7 +397,6 @@ def test_a_clip_of_linked_numbers_is_made(server: Server) -> None:
     assert server.execute(prompt)["saved"]["latents"]
 
 
-@pytest.mark.slow
 def test_wrong_use_is_said_on_the_node_before_sampling(server: Server) -> None:
     prompt = {
         "1": {

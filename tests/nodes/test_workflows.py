@@ -88,10 +88,94 @@ def test_settings_are_the_recommended_ones(name: str) -> None:
     assert steps == ([20, 50] if name.endswith("draft_to_final") else [50] * len(steps))
     assert all(inputs["type"] == "cogvideox" for inputs in nodes_of(prompt, "CLIPLoader"))
     later = "1_5" in name
-    assert {inputs["fps"] for inputs in nodes_of(prompt, "CreateVideo")} <= {16.0 if later else 8.0}
+    fps = [inputs["fps"] for inputs in nodes_of(prompt, "CreateVideo")]
+    assert set(fps) == ({16.0 if later else 8.0} if nodes_of(prompt, "KSampler") else set())
     for inputs in nodes_of(prompt, "SixBitEmptyLatent") + nodes_of(prompt, "SixBitImageToVideo"):
         if not name.startswith("reference"):
             size = (1360, 768, 81) if later else (720, 480, 49)
             assert (inputs["width"], inputs["height"], inputs["frames"]) == size
     samplers = nodes_of(prompt, "KSampler")
     assert len({inputs["seed"] for inputs in samplers}) <= 1  # before and after at one seed
+
+
+def source(prompt: dict, inputs: dict, name: str) -> dict:
+    """The node that an input comes from."""
+    return prompt[inputs[name][0]]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.endswith("text_to_video")])
+def test_the_usual_graph_is_in_its_order(name: str) -> None:
+    """Loader, delta cache, sampler, tiled decode, video, file: one of each."""
+    prompt = read(FOLDER / "api" / f"{name}.json")
+    (saved,) = nodes_of(prompt, "SaveVideo")
+    video = source(prompt, saved, "video")
+    decoded = source(prompt, video["inputs"], "images")
+    sampled = source(prompt, decoded["inputs"], "samples")
+    cached = source(prompt, sampled["inputs"], "model")
+    loaded = source(prompt, cached["inputs"], "model")
+    assert [node["class_type"] for node in (loaded, cached, sampled, decoded, video)] == [
+        "SixBitLoadCogVideoX",
+        "SixBitTemporalDeltaCache",
+        "KSampler",
+        "VAEDecodeTiled",
+        "CreateVideo",
+    ]
+    assert len(nodes_of(prompt, "KSampler")) == len(nodes_of(prompt, "SixBitTemporalDeltaCache")) == 1
+    assert cached["inputs"]["preset"] == "balanced" and loaded["inputs"]["weights"] == "6-bit"
+
+
+def test_the_usual_graph_is_there_for_three_models() -> None:
+    shipped = {name for name in NAMES if name.endswith("text_to_video")}
+    assert shipped == {f"cogvideox_{model}_text_to_video" for model in ("2b", "5b", "1_5")}
+
+
+def test_one_workflow_takes_the_preset_quality_throughout() -> None:
+    """Loader, Apply DMPQ, delta cache, sampler, and the report of that run."""
+    prompt = read(FOLDER / "api" / "cogvideox_5b_quality.json")
+    (sampler,), (report,) = nodes_of(prompt, "KSampler"), nodes_of(prompt, "SixBitRunReport")
+    cached = source(prompt, sampler, "model")
+    routed = source(prompt, cached["inputs"], "model")
+    assert source(prompt, routed["inputs"], "model")["class_type"] == "SixBitLoadCogVideoX"
+    assert [cached["class_type"], routed["class_type"]] == ["SixBitTemporalDeltaCache", "SixBitApplyDMPQ"]
+    assert [node["inputs"]["preset"] for node in (cached, routed)] == ["quality"] * 2
+    assert source(prompt, report, "latent")["inputs"] is sampler and report["model"] == sampler["model"]
+
+
+def table(text: str, first: str) -> dict[str, list[str]]:
+    """Rows of the Markdown table whose first heading is this, by their first cell."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    start = next(n for n, cells in enumerate(rows) if cells[0] == first and len(cells) > 3)
+    end = next(n for n in range(start, len(rows)) if len(rows[n]) == 1)
+    return {cells[0]: cells[1:] for cells in rows[start + 2 : end]}
+
+
+MODELS = {
+    "2B": "cogvideox_2b_text_to_video",
+    "5B": "cogvideox_5b_text_to_video",
+    "5B-I2V": "cogvideox_5b_image_to_video",
+    "1.5": "cogvideox_1_5_text_to_video",
+    "1.5-I2V": "cogvideox_5b_image_to_video",
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_docs_and_a_note_name_the_files_of_every_model(model: str) -> None:
+    """Transformer and VAE in the table of models, with the folders that they go to in the one above it."""
+    text = (FOLDER.parent / "docs" / "comfyui.md").read_text(encoding="utf-8")
+    repository, transformer, vae = table(text, "model")[model]
+    note = (FOLDER / "api" / f"{MODELS[model]}.md").read_text(encoding="utf-8").splitlines()
+    for file, folder in ((transformer, "diffusion_models"), (vae, "vae")):
+        assert file.strip("`") and file.startswith("`") and repository.startswith("`zai-org/CogVideoX")
+        (line,) = [line for line in note if line.startswith(f"- {file} ")]
+        assert f"into `{folder}/`" in line
+        assert any(f"`models/{folder}`" in row and "CogVideoX" in row for row in text.splitlines())
+    (line,) = [line for line in note if line.startswith(f"- {transformer} ")]
+    assert f"from {repository}" in line
+    kinds = next(row for row in text.splitlines() if row.startswith("| CogVideoX transformer ("))
+    assert model in kinds.partition("(")[2].partition(")")[0].split(", ")
+
+
+def test_docs_list_every_workflow() -> None:
+    text = (FOLDER.parent / "docs" / "comfyui.md").read_text(encoding="utf-8")
+    short = {"cogvideox_5b_text_to_video": "cogvideox_5b_…", "cogvideox_1_5_text_to_video": "cogvideox_1_5_…"}
+    assert not [name for name in NAMES if f"`{short.get(name, name)}`" not in text]

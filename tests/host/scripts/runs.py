@@ -3,6 +3,7 @@
 from boot import ARGUMENTS, pack  # isort: split
 
 import gc
+import importlib.util
 import itertools
 import sys
 import types
@@ -41,6 +42,7 @@ from safetensors.torch import save_file
 
 LORA = pack("nodes.lora").SixBitLoadLora
 SWAP, BLOCK = pack("nodes.swap"), pack("sixbit_core.block")
+PRODUCTS = pack("kernels.linear_torch")
 PREDICTOR, FITS = pack("sixbit_core.predictor"), pack("sixbit_core.fits")
 
 
@@ -440,6 +442,42 @@ def six_bit_activations_follow_the_machine() -> list[str]:
             bad.append("16-bit weights are touched")
     finally:
         run.path_of = own
+    return bad
+
+
+@contextmanager
+def multiplied_by(name: str) -> Iterator[list]:
+    """The CPU counts as a GPU without Triton that has this product; a call of it is an entry."""
+    calls, choose, product = [], PRODUCTS.int8_product, PRODUCTS.PRODUCTS[name]
+    PRODUCTS.int8_product = lambda x: name
+    PRODUCTS.PRODUCTS[name] = lambda *args: calls.append(name) or product(*args)
+    try:
+        yield calls
+    finally:
+        PRODUCTS.int8_product, PRODUCTS.PRODUCTS[name] = choose, product
+
+
+@check
+def int8_runs_without_triton_by_every_product() -> list[str]:
+    """Whole sums give the reference's bits; 16-bit ones a clip as near the float32 one as bfloat16 gives."""
+    bad, model = [], load("tiny/", "6-bit")
+    halved = model.clone()
+    halved.set_model_compute_dtype(torch.bfloat16)
+    exact = sample(routed(model), steps=4)
+    rounded = sample(routed(halved), steps=4)
+    for name, source in (("int_mm", model), ("kitchen", model), ("half", halved)):
+        if name == "kitchen" and importlib.util.find_spec("comfy_kitchen") is None:
+            continue
+        patcher = routed(source)
+        with multiplied_by(name) as calls:
+            out = sample(patcher, steps=4)
+        far = relative(out, exact)
+        if not far < 1.2 * relative(rounded, exact) if name == "half" else not equal(out, exact):
+            bad.append(f"{name}: {far} from the reference")
+        if len(calls) != 4 * 2 * 4:  # steps, blocks, linears of a block with q, k and v as one
+            bad.append(f"{name}: {len(calls)} products")
+        if report(patcher).average_activation_bits != 8 or not clean(patcher):
+            bad.append(f"{name}: no report, or something is left")
     return bad
 
 
