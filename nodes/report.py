@@ -34,7 +34,8 @@ class SixBitRunReport(io.ComfyNode):
     def execute(cls, model: Any, latent: dict) -> io.NodeOutput:
         from .bridge import settings_of
 
-        run = run_of(settings_of(model).journal.runs, cls.hidden.prompt or {}, cls.hidden.unique_id)
+        runs, prompt = settings_of(model).journal.runs, cls.hidden.prompt or {}
+        run = run_of(runs, prompt, cls.hidden.unique_id, latent["samples"])
         picture = render_run(run.report, run.memory)
         pixels = torch.from_numpy(np.array(picture, dtype=np.float32) / 255)[None]
         return io.NodeOutput(latent, pixels, report_text(run.report, run.memory))

@@ -30,7 +30,7 @@ from .predictors import mismatch
 from .progress_text import StepText, executing_node, text_channel
 from .reserve import reserved
 from .sampling import sampling_beside
-from .settings import Entry, Settings, settings_in
+from .settings import Entry, Settings, mark_of, settings_in
 from .status import status_line
 from .swap import deciding, layout
 
@@ -102,7 +102,8 @@ def outer_sample(
             )
         run.state.finish()
         text.end()
-        settings.journal.keep(executing_node(), Entry(run.state.report(), _memory(patcher)))
+        entry = Entry(run.state.report(), _memory(patcher), mark_of(result))
+        settings.journal.keep(executing_node(), entry)
         return result
     finally:
         options["transformer_options"].pop(RUN, None)

@@ -4,22 +4,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from ..sixbit_core.config import DeltaCacheConfig, DMPQConfig
 from ..sixbit_core.predictor import Predictor
 from ..sixbit_core.report import RunMemory, RunReport
 
 KEY = "sixbit"
-
-
 _KEPT = 16  # runs of a journal
+_MARKED = 16  # values of a latent
+Mark = tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A run that went to its end: what it decided, what it took."""
+    """A run that went to its end: what it decided, what it took, and by what its latent is known."""
 
     report: RunReport
     memory: RunMemory
+    mark: Mark | None = None
 
 
 @dataclass
@@ -65,17 +68,33 @@ def settings_in(model_options: dict[str, Any]) -> Settings:
     return model_options.get("transformer_options", {}).get(KEY) or Settings()
 
 
-def run_of(runs: Mapping[str, Entry], prompt: Mapping[str, Any], own: str | None) -> Entry:
-    """The run that made a report's latent: of the nearest node before it that sampled its model.
+def mark_of(latent: Any) -> Mark | None:
+    """What a latent is known by: its shape and some of its values. None for what is no plain tensor."""
+    if type(latent) is not torch.Tensor or not latent.numel():
+        return None
+    places = torch.linspace(0, latent.numel() - 1, _MARKED, dtype=torch.float64).long()
+    return (*latent.shape, *latent.flatten()[places.to(latent.device)].float().tolist())
+
+
+def run_of(
+    runs: Mapping[str, Entry], prompt: Mapping[str, Any], own: str | None, latent: Any = None
+) -> Entry:
+    """The run that made a report's latent: known by its values, since the host may have it from another
+    graph, whose nodes had other ids; else of the nearest node before it that sampled its model.
 
     Args:
         runs: by the node that sampled.
         prompt: node id -> its "inputs", of which links are [id, output].
         own: id of the report's node.
+        latent: what came out of the sampler.
 
     Raises:
         ValueError: no node before it has sampled the model.
     """
+    mark = mark_of(latent)
+    known = [run for run in runs.values() if mark is not None and run.mark == mark]
+    if known:
+        return known[-1]
     seen, nodes = {own}, [own]
     for node in nodes:
         links = [v for v in prompt.get(node, {}).get("inputs", {}).values() if isinstance(v, list)]

@@ -108,6 +108,21 @@ def sampler_of(prompt: dict) -> dict:
     return next(node["inputs"] for node in prompt.values() if node["class_type"] == "KSampler")
 
 
+def renamed(prompt: dict, old: str, new: str) -> dict:
+    """The prompt with another id for one node."""
+
+    def moved(value: object) -> object:
+        return [new, value[1]] if isinstance(value, list) and value[0] == old else value
+
+    return {
+        new if key == old else key: {
+            **node,
+            "inputs": {name: moved(value) for name, value in node["inputs"].items()},
+        }
+        for key, node in prompt.items()
+    }
+
+
 def with_int8(prompt: dict) -> dict:
     """The prompt with Apply DMPQ where the sampler gets its model, and no other node between."""
     loader = next(key for key, node in prompt.items() if node["class_type"] == "SixBitLoadReference")
@@ -333,7 +348,7 @@ def test_another_seed_still_skips_and_is_routed_anew(server: Server) -> None:
         "compute": "emulate",
     }
     prompt["dmpq"] = {"class_type": "SixBitApplyDMPQ", "inputs": routed}
-    cache["inputs"]["model"] = ["dmpq", 0]
+    cache["inputs"] |= {"model": ["dmpq", 0], "threshold": 0.9, "start": 0.1}
     report = next(key for key, node in prompt.items() if node["class_type"] == "SixBitRunReport")
     shown = {"class_type": "PreviewAny", "inputs": {"source": [report, 2]}}
     seen = []
@@ -346,6 +361,12 @@ def test_another_seed_still_skips_and_is_routed_anew(server: Server) -> None:
     assert min(skipped) > 0 and skipped[0] == skipped[2]
     assert other_routes(reports[0], reports[1]) > 0 == other_routes(reports[0], reports[2])
     assert torch.equal(seen[0][1], seen[2][1]) and not torch.equal(seen[0][1], seen[1][1])
+
+    # The host has this latent already, of a node with another id: the report is of the run that made it.
+    old = next(key for key, node in prompt.items() if node["class_type"] == "KSampler")
+    again = renamed(renamed({**prompt, "text": shown}, old, "another sampler"), report, "another report")
+    outputs = server.execute(again)
+    assert outputs["text"]["text"][0] == seen[2][0]
 
 
 FOUND_WIDTH = "width must be a multiple of 16 from 16 to 4096, got 100; nearest are 96 and 112"

@@ -1,7 +1,8 @@
 """Which run a report is of."""
 
 import pytest
-from sixbit_diffusion.nodes.settings import Entry, Journal, run_of
+import torch
+from sixbit_diffusion.nodes.settings import Entry, Journal, mark_of, run_of
 
 PROMPT = {
     "load": {"inputs": {}},
@@ -11,6 +12,17 @@ PROMPT = {
     "report of one": {"inputs": {"model": ["load", 0], "latent": ["fit", 0]}},
     "report of two": {"inputs": {"model": ["load", 0], "latent": ["two", 0]}},
 }
+
+
+def test_a_run_is_known_by_its_latent_whatever_node_made_it():
+    latent = torch.randn(1, 4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    journal = Journal()
+    journal.keep("of another graph", Entry("made", None, mark_of(latent)))
+    journal.keep("one", Entry("older", None, mark_of(latent + 1)))
+    assert run_of(journal.runs, PROMPT, "report of one", latent.clone()).report == "made"
+    assert run_of(journal.runs, PROMPT, "report of one", latent[:, :, :2]).report == "older"  # cut since
+    assert mark_of(latent) == mark_of(latent.clone()) != mark_of(latent.view(1, 4, 3, 4, 16))
+    assert mark_of(None) is None and mark_of(latent[:0]) is None
 
 
 def entry(name: str) -> Entry:
