@@ -6,13 +6,12 @@ e2m1 * scale has six significant bits, so it is exact in float16 and bfloat16; t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 
 import torch
 
 from .hadamard import hadamard_signs
 from .int8 import row_scales
-from .nvfp4 import NVFP4_BLOCK, decode_e2m1
+from .nvfp4 import NVFP4_BLOCK, byte_pairs
 
 VALUES = 1 << 24  # of a float32 copy at a time
 
@@ -51,7 +50,9 @@ def cast_weight(
 
 def block_sums(x: torch.Tensor, block: int) -> torch.Tensor:
     """x H over the last axis, in the 16-bit type of x: up to `block` times as large."""
-    return (x.reshape(-1, block) @ _signs(block, x.device, x.dtype)).view(x.shape) if block > 1 else x
+    if block <= 1:
+        return x
+    return (x.reshape(-1, block) @ hadamard_signs(block, x.device).to(x.dtype)).view(x.shape)
 
 
 def rotated_rows(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor | float]:
@@ -84,18 +85,5 @@ def in_pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
 
 def _e2m1(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The values of packed codes, (N, K) of a 16-bit `dtype`."""
-    pairs = _byte_pairs(data.device, dtype).index_select(0, data.reshape(-1).int())
+    pairs = byte_pairs(data.device, dtype).index_select(0, data.reshape(-1).int())
     return pairs.view(dtype).view(data.shape[0], -1)
-
-
-@cache
-def _byte_pairs(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """The two values of each byte in 16 bits, as one int32 each, so that one gather fetches both."""
-    byte = torch.arange(256, device=device)
-    pairs = torch.stack([decode_e2m1(byte >> 4), decode_e2m1(byte & 15)], dim=1).to(dtype)
-    return pairs.view(torch.int32).view(256)
-
-
-@cache
-def _signs(block: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    return hadamard_signs(block, device).to(dtype)

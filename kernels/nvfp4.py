@@ -102,7 +102,7 @@ def dequantize_nvfp4(
         ValueError: if the three do not belong together.
     """
     check_nvfp4("dequantize_nvfp4", data, scale, global_scale)
-    pairs = _byte_pairs(data.device).index_select(0, data.reshape(-1).int())
+    pairs = byte_pairs(data.device).index_select(0, data.reshape(-1).int())
     values = pairs.view(torch.float32).view(*scale.shape, NVFP4_BLOCK)
     values *= (scale.float() * global_scale)[..., None]
     return values.view(data.shape[0], -1).to(dtype)
@@ -199,10 +199,11 @@ def _divide(x: torch.Tensor, divisor: float) -> torch.Tensor:
     return x / torch.full((), divisor, dtype=x.dtype, device=x.device)
 
 
-def _byte_pairs(device: torch.device) -> torch.Tensor:
-    """The two float32 values of each byte, as one int64 each, so that one gather fetches both."""
+def byte_pairs(device: torch.device, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """(256,): the two values of each byte in `dtype`, as one integer, so that one gather fetches both."""
     byte = torch.arange(256, device=device)
-    return torch.stack([decode_e2m1(byte >> 4), decode_e2m1(byte & 15)], dim=1).view(torch.int64).view(256)
+    pairs = torch.stack([decode_e2m1(byte >> 4), decode_e2m1(byte & 15)], dim=1).to(dtype)
+    return pairs.view(torch.int64 if dtype.itemsize == 4 else torch.int32).view(256)
 
 
 def check_quantize(x: torch.Tensor, rounding: str, global_scale: torch.Tensor | None) -> None:

@@ -7,8 +7,8 @@ import comfy.utils
 import torch
 from comfy_api.latest import io
 
-from .clip import FRAMES, SIDES, SPATIAL, ClipRules, check_fields
-from .latent import rules_of
+from .clip import SPATIAL, ClipRules, check_fields
+from .latent import rules_of, size_inputs
 
 
 class SixBitImageToVideo(io.ComfyNode):
@@ -25,16 +25,7 @@ class SixBitImageToVideo(io.ComfyNode):
                 io.Conditioning.Input("negative"),
                 io.Vae.Input("vae"),
                 io.Image.Input("image", tooltip="Cut about its middle and scaled to the clip's size."),
-                io.Int.Input("width", default=720, min=SIDES[0], max=SIDES[-1], step=SIDES.step),
-                io.Int.Input("height", default=480, min=SIDES[0], max=SIDES[-1], step=SIDES.step),
-                io.Int.Input(
-                    "frames",
-                    default=49,
-                    min=FRAMES[0],
-                    max=FRAMES[-1],
-                    step=4,
-                    tooltip="8N+1; of a 1.5 model 16N+1.",
-                ),
+                *size_inputs(),
                 io.Model.Input(
                     "model",
                     optional=True,

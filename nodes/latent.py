@@ -9,6 +9,22 @@ from comfy_api.latest import io
 from .clip import FRAMES, SIDES, SPATIAL, ClipRules, check_fields
 
 
+def size_inputs() -> list[io.Input]:
+    """Fields for the size and length of a clip."""
+    return [
+        io.Int.Input("width", default=720, min=SIDES[0], max=SIDES[-1], step=SIDES.step),
+        io.Int.Input("height", default=480, min=SIDES[0], max=SIDES[-1], step=SIDES.step),
+        io.Int.Input(
+            "frames",
+            default=49,
+            min=FRAMES[0],
+            max=FRAMES[-1],
+            step=4,
+            tooltip="8N+1; of a 1.5 model 16N+1.",
+        ),
+    ]
+
+
 class SixBitEmptyLatent(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -20,16 +36,7 @@ class SixBitEmptyLatent(io.ComfyNode):
             search_aliases=["6bit", "cogvideo", "video latent"],
             inputs=[
                 io.Model.Input("model"),
-                io.Int.Input("width", default=720, min=SIDES[0], max=SIDES[-1], step=SIDES.step),
-                io.Int.Input("height", default=480, min=SIDES[0], max=SIDES[-1], step=SIDES.step),
-                io.Int.Input(
-                    "frames",
-                    default=49,
-                    min=FRAMES[0],
-                    max=FRAMES[-1],
-                    step=4,
-                    tooltip="8N+1; of a 1.5 model 16N+1.",
-                ),
+                *size_inputs(),
                 io.Int.Input("batch_size", default=1, min=1, max=64),
             ],
             outputs=[io.Latent.Output()],

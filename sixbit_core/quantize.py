@@ -3,7 +3,7 @@
 Block Linears and adaLN Linears become NVFP4. Block Linears are stored rotated by the block
 Hadamard that their INT8 activations need; adaLN Linears read one row and are never rotated.
 What those read at every timestep is known, so that but for "rtn" they are always rounded by
-their inputs: on the reference as good as 16 bits, and the trajectory error 17 % lower.
+their inputs (docs/method.md has what that gains).
 All else is copied in its precision; float32 goes to the precision the family was published in.
 A file for a stock host keeps one adaLN Linear in 16 bits: that host reads the width of the time
 embedding off its shape, and takes the packed one for it.

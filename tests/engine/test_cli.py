@@ -149,8 +149,12 @@ def test_a_value_that_is_given_wins_over_the_preset():
 def test_the_machine_decides_where_no_precision_is_given():
     from sixbit_diffusion.engine.settings import Choice, resolve
 
+    named = ROOT / "reference" / "predictor.json"
+    fingerprint = json.loads(named.read_text(encoding="utf-8"))["model"]["fingerprint"]
+
     def chosen(capability, backend, **given):
-        return resolve(Choice(**given), lambda: "", capability=capability, backend=backend).precision
+        made = resolve(Choice(**given), lambda: fingerprint, capability=capability, backend=backend)
+        return made.precision
 
     for capability, backend, precision, why in (
         (None, "reference", "w4a8", "no FP4 units here"),
@@ -164,6 +168,9 @@ def test_the_machine_decides_where_no_precision_is_given():
         found = resolve(Choice(), lambda: "", capability=capability, backend=backend)
         assert found.precision == precision and f"precision {precision}, since {why}" in found.note
         assert chosen(capability, backend, precision="dmpq") == "dmpq"
+        # A predictor is of no use to 16-bit activations, and is not passed over in silence.
+        served = chosen(capability, backend, predictor=named)
+        assert served == ("w4a8" if precision == "w4a16" else precision)
         assert chosen(capability, backend, router="random") == chosen(capability, backend, bits=5.0) == "dmpq"
 
 
