@@ -1,6 +1,7 @@
 """Twins of the passes over rows in plain PyTorch, for a GPU without Triton: a few passes in 16 bits.
 
-They round to 16 bits once or twice more than the references, which compute in float32 and move more bytes. What is not here (`block_measures`, rotary positions) the references do.
+They round to 16 bits once or twice more than the references, which compute in float32 and move more bytes.
+What is not here (`block_measures`, rotary positions) the references do.
 """
 
 from __future__ import annotations
