@@ -79,10 +79,11 @@ def encode_e4m3(x):
 
 @triton.jit
 def decode_e4m3(code):
-    """float32 of int32 codes 0 to 255."""
+    """float32 of int32 codes 0 to 255. Subnormals by a product and a sum, both exact: GPUs convert integers
+    at an eighth of the rate."""
     magnitude = code & 0x7F
     normal = ((magnitude + 960) << 20).to(tl.float32, bitcast=True)
-    value = tl.where(magnitude < 8, magnitude.to(tl.float32) * 0.001953125, normal)
+    value = tl.where(magnitude < 8, normal * 2.0 - 0.015625, normal)
     value = tl.where(magnitude == 0x7F, float("nan"), value)
     return tl.where(code >= 128, -value, value)
 
@@ -107,10 +108,10 @@ def encode_e2m1(scaled):
 
 @triton.jit
 def decode_e2m1(code):
-    """float32 of int32 codes 0 to 15."""
+    """float32 of int32 codes 0 to 15; the subnormal as above."""
     magnitude = code & 7
     normal = ((magnitude + 252) << 22).to(tl.float32, bitcast=True)
-    value = tl.where(magnitude < 2, magnitude.to(tl.float32) * 0.5, normal)
+    value = tl.where(magnitude < 2, normal * 2.0 - 1.0, normal)
     return tl.where(code >= 8, -value, value)
 
 

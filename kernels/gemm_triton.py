@@ -41,10 +41,10 @@ GEMM_TILES = {
     (9, 0): Tile(128, 256, 128, warps=8, stages=3),
     (10, 0): Tile(128, 128, 128, warps=8, stages=3),
 }
-# For int8 operands. On an H200, of 35,552 rows, 3072 to 3072 / 9216 / 12288 and 12288 to 3072 columns take
-# 0.58 / 1.76 / 2.37 and 2.16 ms, against 0.65 / 2.09 / 2.77 and 2.44 by pointers. The others: not measured.
+# For int8 operands. On Hopper two programs of 96 KiB run on a multiprocessor, and one multiplies while the
+# other stores: docs/performance.md has the times of this and of other tiles. The others: not measured.
 INT8_TILES = {
-    (9, 0): Tile(128, 256, 128, warps=8, stages=4, group_m=16, descriptors=True),
+    (9, 0): Tile(128, 128, 128, warps=4, stages=3, group_m=24, descriptors=True),
     (10, 0): Tile(128, 128, 128, warps=8, stages=3, descriptors=True),
     (12, 0): Tile(128, 128, 64, warps=8, stages=4, descriptors=True),
 }
@@ -89,14 +89,32 @@ def _epilogue(
     acc, y_ptr, row_scale_ptr, column_scale_ptr, bias_ptr, rows, columns, M, N, column_stride, WITH_BIAS
 ):
     """Scale, add the bias, round, store."""
+    y = _scaled(acc, row_scale_ptr, column_scale_ptr, bias_ptr, rows, columns, M, N, column_stride, WITH_BIAS)
+    mask = (rows[:, None] < M) & (columns[None, :] < N)
+    y_tile = y_ptr + rows[:, None] * N
+    tl.store(y_tile + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _scaled(
+    acc,
+    row_scale_ptr,
+    column_scale_ptr,
+    bias_ptr,
+    rows,
+    columns,
+    M,
+    N,
+    column_stride,
+    WITH_BIAS: tl.constexpr,
+):
+    """Float32 of a tile of sums, scaled, the bias added."""
     row_scale = tl.load(row_scale_ptr + rows, mask=rows < M, other=0.0)
     column_scale = tl.load(column_scale_ptr + columns * column_stride, mask=columns < N, other=0.0)
     y = acc.to(tl.float32) * row_scale[:, None] * column_scale[None, :]
     if WITH_BIAS:
         y += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
-    mask = (rows[:, None] < M) & (columns[None, :] < N)
-    y_tile = y_ptr + rows[:, None] * N
-    tl.store(y_tile + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=mask)
+    return y
 
 
 @triton.jit
@@ -147,7 +165,7 @@ def scaled_gemm_kernel(
 def described_gemm_kernel(
     a_desc,
     b_desc,
-    y_ptr,
+    y_desc,
     row_scale_ptr,
     column_scale_ptr,
     bias_ptr,
@@ -161,7 +179,7 @@ def described_gemm_kernel(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
-    # grid: (ceil(M / BLOCK_M) * ceil(N / BLOCK_N),). Descriptors read zeros beyond the edges of a and b
+    # grid: (ceil(M / BLOCK_M) * ceil(N / BLOCK_N),). Descriptors read zeros beyond the edges
     tile_m, tile_n = _tile_of(M, N, BLOCK_M, BLOCK_N, GROUP_M)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.int32)
     for start in range(0, K, BLOCK_K):
@@ -170,9 +188,8 @@ def described_gemm_kernel(
         acc = tl.dot(a, b.T, acc, out_dtype=tl.int32)
     rows = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    _epilogue(
-        acc, y_ptr, row_scale_ptr, column_scale_ptr, bias_ptr, rows, columns, M, N, column_stride, WITH_BIAS
-    )
+    y = _scaled(acc, row_scale_ptr, column_scale_ptr, bias_ptr, rows, columns, M, N, column_stride, WITH_BIAS)
+    y_desc.store([tile_m * BLOCK_M, tile_n * BLOCK_N], y.to(y_desc.dtype))
 
 
 @triton.jit
@@ -259,7 +276,7 @@ def scaled_gemm(
 ) -> torch.Tensor:
     """Launch the product of `a` (M, K) and `b` (N, K), both int8 or both bfloat16, contiguous.
 
-    Descriptors want rows that start at multiples of 16 bytes: every NVFP4 weight has them.
+    Descriptors want rows that start at multiples of 16 bytes: every NVFP4 weight has them, and most results.
 
     `row_scale` is (M, 1) float32; `column_scale` is float32 () or (N, 1). Returns (M, N) of `dtype`.
     """
@@ -288,19 +305,19 @@ def _launch(
 ) -> None:
     (M, K), N = a.shape, b.shape[0]
     block_k = tile.k_bytes // a.element_size()
-    if tile.descriptors:
+    if tile.descriptors and N * y.element_size() % 16 == 0:
         operands = (
             TensorDescriptor.from_tensor(a, [tile.m, block_k]),
             TensorDescriptor.from_tensor(b, [tile.n, block_k]),
+            TensorDescriptor.from_tensor(y, [tile.m, tile.n]),
         )
         kernel, options = described_gemm_kernel, {}
     else:
-        operands = (a, b)
+        operands = (a, b, y)
         kernel, options = scaled_gemm_kernel, {"EVEN_K": K % block_k == 0}
     with on_device(a):
         kernel[(triton.cdiv(M, tile.m) * triton.cdiv(N, tile.n),)](
             *operands,
-            y,
             row_scale,
             column_scale,
             row_scale if bias is None else bias,

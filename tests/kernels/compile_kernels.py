@@ -36,8 +36,7 @@ ROW_DTYPES = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
 EVERY_DTYPE = {86, 120}  # the oldest and the newest GPUs of least shared memory; elsewhere bfloat16 alone
 CANDIDATE = "candidate"
 WEIGHT = {"data_ptr": "*u8", "scale_ptr": "*u8", "global_ptr": "*fp32"}
-GEMM_TYPES = {
-    "y_ptr": "*bf16",
+SCALE_TYPES = {
     "row_scale_ptr": "*fp32",
     "column_scale_ptr": "*fp32",
     "bias_ptr": "*bf16",
@@ -46,6 +45,7 @@ GEMM_TYPES = {
     "K": "i32",
     "column_stride": "i32",
 }
+GEMM_TYPES = {"y_ptr": "*bf16", **SCALE_TYPES}
 
 
 @dataclass(frozen=True)
@@ -256,6 +256,8 @@ def gemm_jobs(gemm_triton: object, capability: tuple[int, int]) -> Iterator[Job]
     for operand, dtype in (("i8", torch.int8), ("bf16", torch.bfloat16)):
         tile = gemm_triton.gemm_tile(capability, dtype)
         yield gemm_job(gemm_triton, f"scaled_gemm {operand}", operand, dtype.itemsize, tile)
+    tile = gemm_triton.gemm_tile(capability, torch.int8)
+    yield gemm_job(gemm_triton, "scaled_gemm i8 to fp32", "i8", 1, tile, "fp32")  # the widest result
     if gemm_triton.has_fp4(capability):
         tile = gemm_triton.fp4_tile(capability)
         yield Job(
@@ -273,7 +275,9 @@ def gemm_jobs(gemm_triton: object, capability: tuple[int, int]) -> Iterator[Job]
         )
 
 
-def gemm_job(gemm_triton: object, name: str, operand: str, itemsize: int, tile: object) -> Job:
+def gemm_job(
+    gemm_triton: object, name: str, operand: str, itemsize: int, tile: object, result: str = "bf16"
+) -> Job:
     """The product of operands of this type, cut up this way."""
     block_k = tile.k_bytes // itemsize
     if tile.descriptors:
@@ -281,14 +285,15 @@ def gemm_job(gemm_triton: object, name: str, operand: str, itemsize: int, tile: 
         types = {
             "a_desc": f"tensordesc<{operand}[{tile.m}, {block_k}]>",
             "b_desc": f"tensordesc<{operand}[{tile.n}, {block_k}]>",
+            "y_desc": f"tensordesc<{result}[{tile.m}, {tile.n}]>",
         }
     else:
         kernel, options = gemm_triton.scaled_gemm_kernel, {"EVEN_K": True}
-        types = {"a_ptr": f"*{operand}", "b_ptr": f"*{operand}"}
+        types = {"a_ptr": f"*{operand}", "b_ptr": f"*{operand}", "y_ptr": f"*{result}"}
     return Job(
         name,
         kernel,
-        {**types, **GEMM_TYPES},
+        {**types, **SCALE_TYPES},
         {
             **options,
             "WITH_BIAS": True,

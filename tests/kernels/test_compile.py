@@ -58,6 +58,7 @@ KERNELS = {
     "norm_modulate bf16",
     "cast_nvfp4_to_int8",
     "scaled_gemm i8",
+    "scaled_gemm i8 to fp32",
     "scaled_gemm bf16",
     "block_measures partial",
     "block_measures final",
