@@ -81,7 +81,7 @@ def _model_lines(
     facts: ModelFacts, machine: Machine, choice: Choice, given: Namespace, samples: bool
 ) -> Iterator[str]:
     checkpoint = facts.checkpoint
-    kind = "quantized" if checkpoint.is_quantized else "16 or 32 bits"
+    kind = "quantized" if checkpoint.is_quantized else "8 bits" if checkpoint.coded else "16 or 32 bits"
     yield f"model: {facts.name}, {facts.family.label}, {kind}, fingerprint {checkpoint.fingerprint[:12]}"
     try:
         settings = settle(choice, facts, machine)

@@ -23,6 +23,8 @@ from .previews import preview_colours
 from .scales import Scales, transformer_config
 from .settings import Settings
 
+_TYPED = "patch_embed."  # the host casts what goes into these to the type of their weights
+
 
 def load_checkpoint(
     checkpoint: Checkpoint, scales: Scales, quantize: bool = False, disable_dynamic: bool = False
@@ -103,7 +105,9 @@ def _read(
     tensors: dict[str, torch.Tensor] = {}
     quantized: dict[str, tuple[tuple[int, int], int]] = {}
     for name, item in _items(checkpoint, quantize):
-        if isinstance(item, QuantizedWeight):
+        if isinstance(item, QuantizedWeight) and name.startswith(_TYPED):
+            tensors[f"{name}.weight"] = item.dequantize(dtype)
+        elif isinstance(item, QuantizedWeight):
             tensors[f"{name}.weight"] = pack(item)
             quantized[name] = ((item.out_features, item.in_features), item.hadamard)
         else:

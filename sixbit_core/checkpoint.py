@@ -16,6 +16,7 @@ import torch
 
 from .families import ModelFamily, Shape, find_family, to_native
 from .fingerprint import ADDED_TABLES, fingerprint, sample_range
+from .host_formats import check_layer, decode, renewed
 from .locate import collect
 from .quantized import (
     COMPANIONS,
@@ -49,7 +50,8 @@ class Checkpoint:
         config: config.json beside the weights, or the one a quantized copy carries; None without.
         infos: native name -> place in a file, as stored.
         shapes: native name -> shape as unquantized, without the companions of quantized layers.
-        formats: layer -> its comfy_quant entry, for the quantized ones.
+        formats: layer -> its comfy_quant entry, for those in NVFP4.
+        coded: the same for those in an 8-bit format of the host, which are read decoded.
     """
 
     path: Path
@@ -59,6 +61,7 @@ class Checkpoint:
     infos: Mapping[str, TensorInfo]
     shapes: Mapping[str, Shape]
     formats: Mapping[str, Mapping[str, object]]
+    coded: Mapping[str, Mapping[str, object]]
 
     def keys(self) -> tuple[str, ...]:
         """Native names of all stored tensors."""
@@ -69,12 +72,22 @@ class Checkpoint:
         return self._info(name).shape
 
     def dtype(self, name: str) -> torch.dtype:
-        """Type as stored."""
+        """Type that `tensor` gives: as stored, of what is read decoded that of the published weights."""
+        if self._mark(name) is not None:
+            return getattr(torch, self.family.native_dtype)
         return self._info(name).dtype
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The tensor as stored, read now, on the CPU."""
-        return read_tensor(self._info(name))
+        """The tensor as stored, a weight of `coded` decoded; read now, on the CPU."""
+        stored, mark = read_tensor(self._info(name)), self._mark(name)
+        if mark is None:
+            return stored
+        scale = self.infos.get(f"{name}_scale")
+        return decode(stored, None if scale is None else read_tensor(scale), mark, self.dtype(name))
+
+    def _mark(self, name: str) -> Mapping[str, object] | None:
+        layer, _, part = name.rpartition(".")
+        return self.coded.get(layer) if part == "weight" else None
 
     def finite(
         self, name: str, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
@@ -93,11 +106,6 @@ class Checkpoint:
         """
         if layer not in self.formats:
             raise CheckpointError(f"{self.path}: {layer} is not quantized; read {layer}.weight")
-        if f"{layer}.pre_quant_scale" in self.infos:
-            raise CheckpointError(
-                f"{self.path}: {layer} was quantized with smoothing, which is not supported; "
-                "quantize the original checkpoint with `sixbit quantize`"
-            )
         try:
             return QuantizedWeight.from_state_dict(self._tensor_or_mark, layer)
         except ValueError as error:
@@ -112,6 +120,7 @@ class Checkpoint:
 
     @property
     def is_quantized(self) -> bool:
+        """Whether it holds NVFP4; one in 8-bit formats of the host alone is taken as a source is."""
         return bool(self.formats)
 
     @property
@@ -150,18 +159,23 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     """
     path = Path(path)
     infos, metadata, config = collect(path)
-    infos = _native(path, _unprefixed(infos))
-    formats = _formats(path, infos, metadata)
+    infos, old = renewed(_unprefixed(infos))
+    infos = _native(path, infos)
+    marks = {**{to_native(layer): mark for layer, mark in old.items()}, **_formats(path, infos, metadata)}
+    formats = {layer: mark for layer, mark in marks.items() if mark.get("format") in _NVFP4}
+    coded = {layer: mark for layer, mark in marks.items() if layer not in formats}
     try:
-        shapes = _logical_shapes(infos, formats)
+        for layer, mark in coded.items():
+            check_layer(layer, mark, infos)
+        shapes = _logical_shapes(infos, formats, coded)
         family = find_family(shapes)
         _check(family, shapes)
-        _check_types(infos, shapes, formats)
+        _check_types(infos, shapes, marks)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
     if "sixbit_config" in metadata:
         config = _stored_config(path, metadata["sixbit_config"])
-    return Checkpoint(path, family, metadata, config, infos, shapes, formats)
+    return Checkpoint(path, family, metadata, config, infos, shapes, formats, coded)
 
 
 def _unprefixed(infos: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
@@ -214,18 +228,23 @@ def _formats(
     return formats
 
 
-def _logical_shapes(infos: Mapping[str, TensorInfo], formats: Mapping[str, Mapping]) -> dict[str, Shape]:
-    hidden = {f"{layer}.{extra}" for layer in formats for extra in _EXTRAS}
+def _logical_shapes(
+    infos: Mapping[str, TensorInfo], formats: Mapping[str, Mapping], coded: Mapping[str, Mapping]
+) -> dict[str, Shape]:
+    hidden = {f"{layer}.{extra}" for layer in (*formats, *coded) for extra in _EXTRAS}
     shapes = {name: info.shape for name, info in infos.items() if name not in hidden}
     for name, info in infos.items():
         if 0 in info.shape:
             raise ValueError(f"{name} is {list(info.shape)}, which holds no value; download it again")
     for layer, mark in formats.items():
-        if mark.get("format") not in _NVFP4:
-            continue
         for name in (f"{layer}.{part}" for part in ("weight", "weight_scale", "weight_scale_2")):
             if name not in infos:
                 raise ValueError(f"{name} is missing; quantize or download the file again")
+        if f"{layer}.pre_quant_scale" in infos:
+            raise ValueError(
+                f"{layer} was quantized with smoothing, which is not supported; quantize the original "
+                "checkpoint with `sixbit quantize`"
+            )
         stored, scales = infos[f"{layer}.weight"], infos[f"{layer}.weight_scale"]
         if stored.dtype != torch.uint8 or len(stored.shape) != 2:
             raise ValueError(f"{layer}.weight must be 2-D uint8, is {stored.dtype} {stored.shape}")
@@ -245,11 +264,11 @@ def _logical_shapes(infos: Mapping[str, TensorInfo], formats: Mapping[str, Mappi
 
 
 def _check_types(
-    infos: Mapping[str, TensorInfo], shapes: Mapping[str, Shape], formats: Mapping[str, Mapping]
+    infos: Mapping[str, TensorInfo], shapes: Mapping[str, Shape], marks: Mapping[str, Mapping]
 ) -> None:
     """What no quantization entry explains is in a type that holds the values themselves."""
     for name in sorted(set(shapes) - ADDED_TABLES):
-        if name.removesuffix(".weight") not in formats and infos[name].dtype not in _PLAIN:
+        if name.removesuffix(".weight") not in marks and infos[name].dtype not in _PLAIN:
             raise ValueError(
                 f"{name} is {_spelt(infos[name].dtype)}; needed is a checkpoint in bf16, fp16 or fp32, "
                 "or one that `sixbit quantize` wrote"

@@ -1,6 +1,7 @@
 """Say what a checkpoint file or folder holds, for people and for programs. Reads headers only."""
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -27,6 +28,7 @@ def inspect_checkpoint(path: str | Path) -> dict[str, object]:
     """
     checkpoint = open_checkpoint(path)
     parameters = sum(torch.Size(shape).numel() for shape in checkpoint.shapes.values())
+    marks = {**checkpoint.coded, **checkpoint.formats}
     rotated = Counter(
         int(mark["hadamard"]) for mark in checkpoint.formats.values() if mark.get("format") == ROTATED_FORMAT
     )
@@ -37,14 +39,14 @@ def inspect_checkpoint(path: str | Path) -> dict[str, object]:
         "blocks": checkpoint.family.layers,
         "tensors": len(checkpoint.keys()),
         "parameters": parameters,
-        "quantized": checkpoint.is_quantized,
-        "formats": _formats(checkpoint),
+        "quantized": bool(marks),
+        "formats": _formats(checkpoint, marks),
         "bytes": checkpoint.nbytes,
         "bf16_bytes": parameters * _BF16_BYTES,
         "ratio": round(parameters * _BF16_BYTES / checkpoint.nbytes, 3),
         "rotation": {
             "rotated": rotated.total(),
-            "plain": len(checkpoint.formats) - rotated.total(),
+            "plain": len(marks) - rotated.total(),
             "blocks": {str(size): count for size, count in sorted(rotated.items())},
         },
         "source": source_name(checkpoint),
@@ -55,12 +57,12 @@ def inspect_checkpoint(path: str | Path) -> dict[str, object]:
     }
 
 
-def _formats(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
-    owner = {f"{layer}.{part}": layer for layer in checkpoint.formats for part in ("weight", *COMPANIONS)}
+def _formats(checkpoint: Checkpoint, marks: Mapping[str, Mapping]) -> dict[str, dict[str, int]]:
+    owner = {f"{layer}.{part}": layer for layer in marks for part in ("weight", *COMPANIONS)}
     formats: dict[str, dict[str, int]] = {}
     for name in checkpoint.infos:
         layer = owner.get(name)
-        kind = str(checkpoint.formats[layer].get("format")) if layer else str(checkpoint.dtype(name))
+        kind = str(marks[layer].get("format")) if layer else str(checkpoint.dtype(name))
         row = formats.setdefault(kind.removeprefix("torch."), {"layers": 0, "tensors": 0, "bytes": 0})
         row["layers"] += layer is not None and name.endswith(".weight")
         row["tensors"] += 1

@@ -201,7 +201,7 @@ def copied_names(checkpoint: Checkpoint, compatible: bool = False) -> tuple[str,
     """Tensors that are copied, not quantized, in order."""
     groups = layer_groups(checkpoint.family, compatible)
     quantized = {f"{layer}.weight" for layers, _ in groups for layer in layers}
-    return tuple(name for name in checkpoint.infos if name not in quantized)
+    return tuple(name for name in checkpoint.shapes if name not in quantized)
 
 
 def copied_dtype(checkpoint: Checkpoint, name: str) -> torch.dtype:

@@ -27,6 +27,7 @@ _DTYPES: dict[str, torch.dtype] = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": getattr(torch, "float8_e8m0fnu", torch.uint8),  # scales of other formats; never read
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,

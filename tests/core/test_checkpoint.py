@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import load_file
 from sixbit_diffusion.kernels import quantize_nvfp4
 from sixbit_diffusion.sixbit_core.checkpoint import CheckpointError, open_checkpoint
+from sixbit_diffusion.sixbit_core.quantize import QuantizeConfig, quantize_checkpoint
 from sixbit_diffusion.sixbit_core.quantized import QuantizedWeight
 
 
@@ -50,12 +51,74 @@ def test_a_plain_nvfp4_file_is_read(native_file, native_state, tiny):
         checkpoint.quantized("blocks.0.q")
 
 
-def test_quantization_named_in_the_metadata_is_seen(native_file):
+def coded(name, way):
+    """A change that stores a layer's weight in a format of the host's, and the weight that it then holds."""
+    held = {}
+
+    def change(state):
+        weight = state["blocks.0.q.weight"].float()
+        if way == "scaled_fp8":
+            state["scaled_fp8"] = torch.zeros(2).to(torch.float8_e4m3fn)
+        dtype = torch.int8 if name == "int8_tensorwise" else getattr(torch, name)
+        largest = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
+        rows = way == "a scale a row"
+        scale = weight.abs().amax(dim=1, keepdim=True) if rows else weight.abs().amax()
+        scale = torch.ones(()) if way == "no scale" else scale / largest
+        data = (weight / scale).round().to(dtype) if dtype == torch.int8 else (weight / scale).to(dtype)
+        held["weight"] = (data.float() * scale).bfloat16()
+        state["blocks.0.q.weight"] = data.view(torch.uint8) if way == "as uint8" else data
+        if way == "scaled_fp8":
+            state["blocks.0.q.scale_weight"], state["blocks.0.q.scale_input"] = scale, torch.ones(())
+            return
+        mark = json.dumps({"format": name}).encode()
+        state["blocks.0.q.comfy_quant"] = torch.tensor(list(mark), dtype=torch.uint8)
+        state["blocks.0.q.input_scale"] = torch.ones(())
+        if way != "no scale":
+            state["blocks.0.q.weight_scale"] = scale.reshape(1) if way == "a scale of one" else scale
+
+    return change, held
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("int8_tensorwise", "one scale"),
+        ("int8_tensorwise", "a scale of one"),
+        ("int8_tensorwise", "a scale a row"),
+        ("float8_e4m3fn", "one scale"),
+        ("float8_e4m3fn", "no scale"),
+        ("float8_e4m3fn", "as uint8"),
+        ("float8_e4m3fn", "scaled_fp8"),
+        ("float8_e5m2", "one scale"),
+    ],
+)
+def test_a_format_of_the_host_is_read_decoded(native_file, name, way):
+    change, held = coded(name, way)
+    checkpoint = open_checkpoint(native_file(change=change))
+    assert checkpoint.coded == {"blocks.0.q": {"format": name}} and not checkpoint.is_quantized
+    assert torch.equal(checkpoint.tensor("blocks.0.q.weight"), held["weight"])
+    assert checkpoint.dtype("blocks.0.q.weight") == torch.bfloat16
+    assert set(checkpoint.shapes) == set(open_checkpoint(native_file()).shapes)
+
+
+def test_a_format_named_in_the_metadata_is_seen(native_file):
+    change, held = coded("float8_e4m3fn", "one scale")
+
+    def without_mark(state):
+        change(state)
+        del state["blocks.0.q.comfy_quant"]
+
     listed = {"layers": {"model.diffusion_model.blocks.0.q": {"format": "float8_e4m3fn"}}}
-    checkpoint = open_checkpoint(native_file(metadata={"_quantization_metadata": json.dumps(listed)}))
-    assert checkpoint.formats == {"blocks.0.q": {"format": "float8_e4m3fn"}}
-    with pytest.raises(CheckpointError):
-        checkpoint.quantized("blocks.0.q")
+    file = native_file(change=without_mark, metadata={"_quantization_metadata": json.dumps(listed)})
+    assert torch.equal(open_checkpoint(file).tensor("blocks.0.q.weight"), held["weight"])
+
+
+def test_a_file_of_the_host_s_is_a_source_of_a_6_bit_copy(native_file, tmp_path):
+    change, _ = coded("int8_tensorwise", "a scale a row")
+    target = tmp_path / "copy.safetensors"
+    quantize_checkpoint(native_file(change=change), target, QuantizeConfig("rtn"))
+    copy = open_checkpoint(target)
+    assert "blocks.0.q" in copy.formats and not copy.coded
 
 
 def test_a_layer_marked_in_the_header_alone_loads(native_file):
@@ -81,9 +144,8 @@ def test_smoothed_layers_are_refused(native_file):
         state.update(QuantizedWeight(*quantize_nvfp4(weight), *weight.shape).state_dict("blocks.0.q"))
         state["blocks.0.q.pre_quant_scale"] = torch.ones(128)
 
-    checkpoint = open_checkpoint(native_file(change=quantize))
     with pytest.raises(CheckpointError, match="smoothing"):
-        checkpoint.quantized("blocks.0.q")
+        open_checkpoint(native_file(change=quantize))
 
 
 def test_a_file_that_shrinks_after_opening(native_file):

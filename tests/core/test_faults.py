@@ -188,6 +188,19 @@ def in_nvfp4(*changes: Change) -> Change:
     return quantize
 
 
+def in_int8(*changes: Change) -> Change:
+    """blocks.0.q as the host quantizes to INT8, with a scale per row."""
+
+    def quantize(state: State) -> None:
+        state[Q] = torch.zeros(128, 128, dtype=torch.int8)
+        state[SCALES] = torch.ones(128, 1)
+        mark(b'{"format": "int8_tensorwise"}')(state)
+        for change in changes:
+            change(state)
+
+    return quantize
+
+
 def mark(text: bytes) -> Change:
     return set_to("blocks.0.q.comfy_quant", torch.tensor(list(text), dtype=torch.uint8))
 
@@ -231,7 +244,27 @@ TENSORS: dict[str, tuple[Change, str]] = {
     "a mark of random bytes": (in_nvfp4(mark(bytes(range(128, 192)))), "entries are damaged"),
     "a mark that is a list": (in_nvfp4(mark(b'["nvfp4"]')), "entries are damaged"),
     "a mark of a megabyte": (in_nvfp4(mark(b'{"format": "nvfp4"}'.ljust(1 << 20))), "entries are damaged"),
-    "a mark of no known format": (in_nvfp4(mark(b'{"format": ["nvfp4"]}')), "q.weight is [128, 64]"),
+    "a mark of no known format": (in_nvfp4(mark(b'{"format": ["nvfp4"]}')), "blocks.0.q is in the format"),
+    "a mark without a format": (in_nvfp4(mark(b"{}")), "blocks.0.q is in the format None, which this pack"),
+    **{
+        f"in {shown}": (
+            in_int8(mark(text)),
+            f"format '{shown}', which this pack does not read; take a file in bf16",
+        )
+        for text, shown in (
+            (b'{"format": "mxfp8"}', "mxfp8"),
+            (b'{"format": "int8_tensorwise", "convrot": true}', "int8_tensorwise with convrot"),
+            (b'{"format": "int8_tensorwise", "params": {"convrot": 1}}', "int8_tensorwise with convrot"),
+        )
+    },
+    "in int8 without its weight": (in_int8(drop(Q)), "blocks.0.q.weight is missing"),
+    "in int8 without its scale": (in_int8(drop(SCALES)), "weight_scale is missing, needs one float32"),
+    "in int8 with a scale a column": (
+        in_int8(set_to(SCALES, torch.ones(1, 128))),
+        "weight_scale is float32 [1, 128]",
+    ),
+    "in int8 with scales in bf16": (in_int8(retype(SCALES, torch.bfloat16)), "weight_scale is bfloat16"),
+    "in int8, but bf16": (in_int8(retype(Q, torch.bfloat16)), "bfloat16 [128, 128], int8_tensorwise needs"),
     "scales in bf16": (in_nvfp4(retype(SCALES, torch.bfloat16)), "weight_scale is bfloat16"),
     "scales of another shape": (in_nvfp4(reshape(SCALES, 8)), "weight_scale is (8,), needs (128, 8)"),
     "scales missing": (in_nvfp4(drop(SCALES)), "weight_scale is missing"),

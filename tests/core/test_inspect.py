@@ -1,6 +1,7 @@
 import json
 
 import pytest
+import torch
 from sixbit_diffusion.sixbit_core.inspect import format_inspection, inspect_checkpoint
 from sixbit_diffusion.sixbit_core.quantize import QuantizeConfig, quantize_checkpoint
 
@@ -36,10 +37,21 @@ def test_control_characters_do_not_reach_the_terminal(native_file):
     assert all(c.isprintable() for c in text.replace("\n", ""))
 
 
-def test_a_foreign_mark_with_a_rotation_is_counted_as_no_rotation(native_file):
-    listed = {"layers": {"blocks.0.q": {"format": "other", "hadamard": [1]}}}
-    found = inspect_checkpoint(native_file(metadata={"_quantization_metadata": json.dumps(listed)}))
-    assert found["rotation"] == {"rotated": 0, "plain": 1, "blocks": {}}
+def test_a_format_of_the_host_is_counted_by_its_name(native_file):
+    mark = json.dumps({"format": "int8_tensorwise"}).encode()
+
+    def quantize(state):
+        state["blocks.0.q.weight"] = state["blocks.0.q.weight"].to(torch.int8)
+        state["blocks.0.q.weight_scale"] = torch.ones(())
+        state["blocks.0.q.comfy_quant"] = torch.tensor(list(mark), dtype=torch.uint8)
+
+    found = inspect_checkpoint(native_file(change=quantize))
+    assert found["formats"]["int8_tensorwise"] == {
+        "layers": 1,
+        "tensors": 3,
+        "bytes": 128 * 128 + 4 + len(mark),
+    }
+    assert found["quantized"] and found["rotation"] == {"rotated": 0, "plain": 1, "blocks": {}}
 
 
 def test_text_for_people(native_file, tmp_path):

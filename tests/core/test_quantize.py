@@ -299,7 +299,7 @@ def test_fp32_that_overflows_fp16_is_named(tmp_path):
 
     infos, metadata = read_header(tmp_path / "a.safetensors")
     shapes = {n: i.shape for n, i in infos.items()}
-    checkpoint = Checkpoint(tmp_path / "a.safetensors", two, metadata, None, infos, shapes, {})
+    checkpoint = Checkpoint(tmp_path / "a.safetensors", two, metadata, None, infos, shapes, {}, {})
     assert copied_dtype(checkpoint, "norm_final.weight") == torch.float16
     with pytest.raises(CheckpointError, match=r"norm_final\.weight holds NaN or Inf"):
         checkpoint.finite("norm_final.weight", "cpu", torch.float16)

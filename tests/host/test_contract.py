@@ -60,6 +60,27 @@ def test_every_node_has_a_help_page() -> None:
     assert {path.stem for path in (ROOT / "web" / "docs").glob("*.md")} == node_ids()
 
 
+NODE_SEAMS = {  # of the public interface -> the nodes that are left out without it
+    "ui": {"SixBitCalibratePredictor", "SixBitQuantize"},
+    "io.Vae": {"SixBitImageToVideo", "SixBitLoadReference"},
+    "io.Hidden": {"SixBitRunReport"},
+}
+
+
+@pytest.mark.parametrize("lost", NODE_SEAMS)
+def test_a_node_that_this_host_cannot_show_is_left_out_with_a_line(host, lost: str) -> None:
+    found = host.run("registering", lost=["comfy_api.latest", lost])
+    assert found["loaded"] is True and node_ids() - set(found["fields"]) == NODE_SEAMS[lost]
+    said = [line for line in found["log"].splitlines() if "6Bit: this ComfyUI is not one this pack" in line]
+    left_out = {line.rpartition("; the node ")[2].removesuffix(" is left out") for line in said}
+    assert len(said) == len(left_out) and left_out == NODE_SEAMS[lost]
+
+
+def test_what_the_nodes_reach_of_the_host_is_listed(host) -> None:
+    found = host.run("touched", nodes=ROOT / "nodes")
+    assert (found["paths"], found["names"], found["keys"]) == ([], [], [])
+
+
 def test_this_host_is_as_listed(found: dict) -> None:
     assert found["mismatches"] == [] and found["after"] == []
 

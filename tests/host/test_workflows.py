@@ -47,13 +47,17 @@ def read_frames(server: Server, outputs: dict) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def engine_frames(prompt: dict, nudge: float = 0.0) -> torch.Tensor:
+def engine_frames(
+    prompt: dict, nudge: float = 0.0, sampler: dict | None = None, **told: object
+) -> torch.Tensor:
     """The same clip by the engine, cut down to 8 bits as the host's SaveImage does: it does not round.
 
     Apply DMPQ is INT8 on a CPU.
 
     Args:
         nudge: relative change of the first noise.
+        sampler: inputs of the sampler, where there are several.
+        told: what `sixbit generate` is told, where it is not as the nodes say.
     """
     from sixbit_diffusion.engine import sample
     from sixbit_diffusion.engine.facts import read_facts
@@ -62,12 +66,13 @@ def engine_frames(prompt: dict, nudge: float = 0.0) -> torch.Tensor:
     from sixbit_diffusion.engine.settings import Choice, settle
 
     kinds = {node["class_type"]: node["inputs"] for node in prompt.values()}
-    sampler, size = kinds["KSampler"], kinds["SixBitEmptyLatent"]
+    sampler, size = sampler or kinds["KSampler"], kinds["SixBitEmptyLatent"]
     texts = {key: node["inputs"]["text"] for key, node in prompt.items() if "text" in node["inputs"]}
-    choice = Choice(
-        precision="w4a8" if "SixBitApplyDMPQ" in kinds else "w4a16",
-        cache="tdc" if "SixBitTemporalDeltaCache" in kinds else "off",
-    )
+    said = {
+        "precision": "w4a8" if "SixBitApplyDMPQ" in kinds else "w4a16",
+        "cache": "tdc" if "SixBitTemporalDeltaCache" in kinds else "off",
+    }
+    choice = Choice(**{**said, **told})
     machine = find_machine("cpu")
     settings = settle(choice, read_facts("reference"), machine)
     model = load_model("reference", None, settings.weights, machine)
@@ -224,28 +229,33 @@ def halves(both: torch.Tensor, one: torch.Tensor) -> tuple[torch.Tensor, torch.T
     return both[:, -height:, :width], both[:, -height:, width + 8 :]
 
 
-@pytest.mark.slow
-def test_before_and_after_stand_side_by_side(server: Server) -> None:
-    """Left the model as stored, right the clip of the reference workflow, captions above them."""
+@pytest.mark.parametrize("frames", [9, pytest.param(33, marks=pytest.mark.slow)])
+def test_before_and_after_stand_side_by_side(server: Server, frames: int) -> None:
+    """Left the engine's clip in full precision, right that of the reference workflow, captions above them."""
+    pytest.importorskip("diffusers")
     from sixbit_diffusion.sixbit_core.metrics import psnr
 
-    both, found, _ = compared(server, shortened(BESIDE))
-    after = read_frames(server, server.execute(with_frames(shortened(REFERENCE))))
+    prompt = of_length(shortened(BESIDE), frames)
+    both, found, _ = compared(server, prompt)
+    after = read_frames(server, server.execute(with_frames(of_length(shortened(REFERENCE), frames))))
     left, right = halves(both, after)
     assert torch.equal(right, after) and not torch.equal(left, after)
+    assert psnr(left, engine_frames(prompt, precision="full", cache="off")) >= 50
     assert found["psnr_db"] == pytest.approx(psnr(left, right), abs=0.2)  # SaveImage cuts, the node rounds
     assert all(seconds > 0 for seconds in found["seconds"]) and found["composition_held"]
 
 
 def test_a_draft_stands_beside_its_final_clip(server: Server) -> None:
-    """Left fewer steps with the preset fast, right the clip of the reference workflow."""
+    """Left fewer steps with the preset fast, right the clip of the reference workflow: the engine's both."""
+    pytest.importorskip("diffusers")
     from sixbit_diffusion.sixbit_core.config import PRESETS
+    from sixbit_diffusion.sixbit_core.metrics import psnr
 
-    prompt, steps = of_length(json.loads(DRAFT.read_text(encoding="utf-8")), 9), {20: 2, 50: STEPS}
+    prompt, taken_for = of_length(json.loads(DRAFT.read_text(encoding="utf-8")), 9), {20: 2, 50: STEPS}
     texts = {}
     for key, node in list(prompt.items()):
         if node["class_type"] == "KSampler":
-            node["inputs"].update(steps=steps[node["inputs"]["steps"]], seed=1)  # of no other test
+            node["inputs"].update(steps=taken_for[node["inputs"]["steps"]], seed=1)  # of no other test
         if node["class_type"] == "SixBitRunReport":
             texts[node["_meta"]["title"].split()[-1]] = key
             prompt[f"text{key}"] = {"class_type": "PreviewAny", "inputs": {"source": [key, 2]}}
@@ -266,6 +276,9 @@ def test_a_draft_stands_beside_its_final_clip(server: Server) -> None:
     final = read_frames(server, server.execute(with_frames(alone)))
     left, right = halves(both, final)
     assert torch.equal(right, final) and not torch.equal(left, final)
+    for clip, preset, steps in ((left, "fast", 2), (right, "balanced", STEPS)):
+        sampler = {**sampler_of(prompt), "steps": steps}
+        assert psnr(clip, engine_frames(prompt, sampler=sampler, preset=preset)) >= 50
     held = "composition held" if found["composition_held"] else "composition changed"
     assert found["labels"] == ["draft, 20 steps", "final, 50 steps"]
     assert f"{held} ({found['composition']:.2f})" in found["words"]

@@ -1,4 +1,5 @@
-"""Imported first by every script inside the host: a CPU host, and the pack loaded as a custom node is."""
+"""Imported first by every script inside the host: a CPU host, if not asked for otherwise, and the pack loaded
+as a custom node is."""
 
 import importlib.util
 import json
@@ -8,9 +9,10 @@ from pathlib import Path
 
 import comfy.cli_args
 
-comfy.cli_args.args.cpu = True
 ARGUMENTS = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
-_NAME = os.environ["SIXBIT_ROOT"].replace(".", "_x_")  # the host names a pack by its path
+comfy.cli_args.args.cpu = ARGUMENTS.get("cpu", True)
+_ROOT = Path(os.environ.get("SIXBIT_ROOT") or Path(__file__).resolve().parents[3])
+_NAME = str(_ROOT).replace(".", "_x_")  # the host names a pack by its path
 
 
 class _Blocker:
@@ -38,9 +40,8 @@ block(*ARGUMENTS.get("absent", ()))
 def load_pack() -> str:
     """Load the pack the way the host does and return its module name."""
     if _NAME not in sys.modules:
-        root = Path(os.environ["SIXBIT_ROOT"])
         spec = importlib.util.spec_from_file_location(
-            _NAME, root / "__init__.py", submodule_search_locations=[str(root)]
+            _NAME, _ROOT / "__init__.py", submodule_search_locations=[str(_ROOT)]
         )
         sys.modules[_NAME] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[_NAME])
