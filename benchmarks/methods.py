@@ -1,7 +1,7 @@
 """Ways to sample that `quality.py` holds against each other: the pack's own runs, and what takes their place.
 
 A method samples a clip, follows a recorded run (trajectory error), and says what it cost. Its `identity` is
-equal only where it does the same.
+equal only where it does the same under the same name, its `key` wherever it does the same to a prompt.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,6 +35,9 @@ class Method(Protocol):
 
     @property
     def identity(self) -> str: ...
+
+    def key(self, bench: Bench, number: int) -> str:
+        """What it does to the prompt `number`, whatever it is called."""
 
     def sample(self, bench: Bench, clip: ClipSpec, embeds: TextEmbeds) -> tuple[torch.Tensor, Row]:
         """Latents of a clip; bits, skips, cost and seconds."""
@@ -72,8 +75,17 @@ class Ours:
 
     @property
     def identity(self) -> str:
-        run = self.make_run.__qualname__ if hasattr(self.make_run, "__qualname__") else repr(self.make_run)
-        return repr((self.name, self.choice, self.baseline, self.dmpq, self.cache, self.weights, run))
+        told = (self.name, self.choice, self.baseline, self.dmpq, self.cache, self.weights, self._run_name)
+        return repr(told)
+
+    @property
+    def _run_name(self) -> str:
+        return getattr(self.make_run, "__qualname__", None) or repr(self.make_run)
+
+    def key(self, bench: Bench, number: int) -> str:
+        found = self.settings(bench, number)
+        predicted = found.predictor is not None
+        return repr((found.dmpq, found.cache, found.weights, predicted, self._run_name))
 
     def settings(self, bench: Bench, number: int) -> RunSettings:
         """What runs, with everything random drawn anew for a prompt."""
@@ -114,6 +126,9 @@ class FewerSteps:
     def identity(self) -> str:
         return repr(self)
 
+    def key(self, bench: Bench, number: int) -> str:
+        return self.identity
+
     def sample(self, bench: Bench, clip: ClipSpec, embeds: TextEmbeds) -> tuple[torch.Tensor, Row]:
         steps = max(1, round(self.kept * clip.steps))
         made = sample(bench.model, None, replace(clip, steps=steps), embeds)
@@ -146,6 +161,9 @@ class Stepwise:
     @property
     def identity(self) -> str:
         return repr((self.name, self.told))
+
+    def key(self, bench: Bench, number: int) -> str:
+        return self.identity
 
     def sample(self, bench: Bench, clip: ClipSpec, embeds: TextEmbeds) -> tuple[torch.Tensor, Row]:
         cache = self.make(bench)

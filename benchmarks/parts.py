@@ -18,7 +18,7 @@ from sixbit_diffusion.engine.intervals import bootstrap_mean
 from sixbit_diffusion.engine.machine import Machine, find_machine, versions
 from sixbit_diffusion.engine.pipeline import LoadedModel, load_model
 from sixbit_diffusion.engine.prompts import Prompt
-from sixbit_diffusion.engine.rows import Row, RowStore, digest, mine, run_workers
+from sixbit_diffusion.engine.rows import Row, RowStore, Shard, digest, mine, run_workers
 from sixbit_diffusion.engine.sample import ClipSpec
 from sixbit_diffusion.engine.settings import Choice, RunSettings, settle
 from sixbit_diffusion.sixbit_core.predictor import Predictor
@@ -92,6 +92,94 @@ class Job:
     command: str
 
 
+@dataclass(frozen=True)
+class Opened:
+    """A part whose rows are being made, by this process or by others.
+
+    Attributes:
+        store: its rows so far.
+        how: machine and versions, for the results.
+        what: is measured; equal for equal measurements.
+    """
+
+    given: Namespace
+    job: Job
+    facts: ModelFacts
+    machine: Machine
+    predictor: Predictor | None
+    store: RowStore
+    how: Row
+    what: Row
+
+    def left(self, group: str) -> list[str]:
+        """Units of a group that have no row yet."""
+        return [unit for unit in self.job.part.units if _key(group, unit) not in self.store.rows]
+
+    @property
+    def complete(self) -> bool:
+        return not any(map(self.left, self.job.part.groups))
+
+    @property
+    def published(self) -> bool:
+        """Whether its results stand in the file, of just this measurement."""
+        found = read_results(self.given.out)["parts"].get(self.job.name, {})
+        return found.get("measured") == digest(json.dumps(self.what))
+
+    def progress(self) -> str:
+        """How many rows there are, of all."""
+        part = self.job.part
+        return f"{self.job.name}: {len(self.store.rows)} of {len(part.groups) * len(part.units)}"
+
+    def measure(self, bench: Bench, group: str) -> Iterator[None]:
+        """Make what is left of a group; at every yield one more row is on disk."""
+        if units := self.left(group):
+            for unit, row in self.job.part.measure(bench, group, units):
+                self.store.add(_key(group, unit), row)
+                yield
+
+    def conclude(self) -> Row:
+        """Put a complete part into the results; its bars and summary."""
+        job = self.job
+        found = [{u: self.store.rows[_key(group, u)] for u in job.part.units} for group in job.part.groups]
+        bars, summary = job.part.conclude(found)
+        if self.predictor is not None:
+            summary["predictor"] = self.predictor.summary()
+        rows = [
+            {"part": job.name, **({"group": group, "unit": unit} if unit else {}), **row}
+            for group, units in zip(job.part.groups, found, strict=True)
+            for unit, row in units.items()
+        ]
+        how = self.how | {"command": job.command, "date": datetime.date.today().isoformat()}
+        of = {"of": _tied_to(self.facts, self.predictor), "measured": digest(json.dumps(self.what))}
+        made = _write(self.given.out, job, (bars, {**of, "summary": summary}), rows, how)
+        self.store.clear()
+        return {"bars": made, "summary": summary}
+
+
+def open_part(given: Namespace, job: Job, shard: Shard | None = None) -> Opened:
+    """A part, with the rows that it has already. InputError where rows of another measurement stand there.
+
+    Args:
+        given: `model`, `predictor`, `device`, `steps` and `out` of the command line.
+        job: what to run.
+        shard: of a process beside others, whose number its rows are kept under.
+    """
+    facts, machine = read_facts(given.model), find_machine(given.device)
+    predictor = _predictor(given, facts, machine)
+    how = {"machine": f"{machine.device.type}: {machine.name}", "versions": versions()}
+    what = {
+        "part": job.name,
+        "choices": digest(job.part.identity),
+        **_tied_to(facts, predictor),
+        "captions": digest(*(prompt.text for prompt in job.prompts)),
+        "count": len(job.part.groups),
+        "steps": given.steps,
+        **how,
+    }
+    store = RowStore(given.out.with_name(f"{given.out.stem}-{job.name}.json"), what, shard)
+    return Opened(given, job, facts, machine, predictor, store, how, what)
+
+
 def run_part(given: Namespace, job: Job) -> None:
     """Measure what is left of a part, in this process or in workers, and merge the results.
 
@@ -100,55 +188,31 @@ def run_part(given: Namespace, job: Job) -> None:
         job: what to run.
     """
     quiet_libraries()
-    part = job.part
-    facts, machine = read_facts(given.model), find_machine(given.device)
     shard = None if given.shard is None else tuple(int(n) for n in given.shard.split("/"))
-    predictor = _predictor(given, facts, machine)
-    how = {"machine": f"{machine.device.type}: {machine.name}", "versions": versions()}
-    what = {
-        "part": job.name,
-        "choices": digest(part.identity),
-        **_tied_to(facts, predictor),
-        "captions": digest(*(prompt.text for prompt in job.prompts)),
-        "count": len(part.groups),
-        "steps": given.steps,
-        **how,
-    }
-    store = RowStore(given.out.with_name(f"{given.out.stem}-{job.name}.json"), what, shard)
-    left = {
-        group: [unit for unit in part.units if _key(group, unit) not in store.rows]
-        for group in mine(part.groups, shard)
-    }
-    left = {group: units for group, units in left.items() if units}
+    opened = open_part(given, job, shard)
+    left = list(filter(opened.left, mine(job.part.groups, shard)))
 
     def watch() -> None:
-        store.load()
-        print(f"\r{job.name}: {len(store.rows)} of {len(part.groups) * len(part.units)}", end="", flush=True)
+        opened.store.load()
+        print(f"\r{opened.progress()}", end="", flush=True)
 
     if given.workers > 1 and shard is None and left:
         run_workers(job.program, given.workers, watch)
     elif left:
-        model = load_model(given.model, None, "search", machine, facts=facts) if part.loads else None
-        bench = Bench(given, machine, facts, model, job.prompts)
-        for group, units in left.items():
-            for unit, row in part.measure(bench, group, units):
-                store.add(_key(group, unit), row)
+        bench = open_bench(opened)
+        for group in left:
+            for _ in opened.measure(bench, group):
                 watch()
-    if shard is not None:
-        return
-    found = [{unit: store.rows[_key(group, unit)] for unit in part.units} for group in part.groups]
-    bars, summary = part.conclude(found)
-    if predictor is not None:
-        summary["predictor"] = predictor.summary()
-    rows = [
-        {"part": job.name, **({"group": group, "unit": unit} if unit else {}), **row}
-        for group, units in zip(part.groups, found, strict=True)
-        for unit, row in units.items()
-    ]
-    date = datetime.date.today().isoformat()
-    how |= {"command": job.command, "date": date}
-    _write(given.out, job, (bars, {"of": _tied_to(facts, predictor), "summary": summary}), rows, how)
-    store.clear()
+    if shard is None:
+        print(f"\n{json.dumps(opened.conclude(), indent=1)}")
+
+
+def open_bench(opened: Opened) -> Bench:
+    """What a part works with, its model loaded where it needs one."""
+    given, facts, machine = opened.given, opened.facts, opened.machine
+    loads = opened.job.part.loads
+    model = load_model(given.model, None, "search", machine, facts=facts) if loads else None
+    return Bench(given, machine, facts, model, opened.job.prompts)
 
 
 def read_results(out: Path) -> Row:
@@ -204,8 +268,8 @@ def _key(group: str, unit: str) -> str:
     return f"{group}/{unit}" if unit else group
 
 
-def _write(out: Path, job: Job, concluded: tuple[Bars, Row], rows: list[Row], how: Row) -> None:
-    """Put a part's bars, rows and summary in place of those of an earlier run of it."""
+def _write(out: Path, job: Job, concluded: tuple[Bars, Row], rows: list[Row], how: Row) -> list[Row]:
+    """Put a part's bars, rows and summary in place of those of an earlier run of it; returns its bars."""
     bars, told = concluded
     old = read_results(out)
     new_ids = {f"{job.prefix}.{key}" for key in bars}
@@ -221,4 +285,4 @@ def _write(out: Path, job: Job, concluded: tuple[Bars, Row], rows: list[Row], ho
         "parts": {**old["parts"], job.name: {**how, **told}},
     }
     write_json(out, result)
-    print(f"\n{json.dumps({'bars': new_bars, 'summary': told['summary']}, indent=1)}")
+    return new_bars

@@ -24,7 +24,7 @@ from sixbit_diffusion.sixbit_core.quantize import QuantizeConfig, quantize_check
 from sixbit_diffusion.sixbit_core.sample_inputs import FILE_NAME, SampleInputs
 from step_caches import fit_teacache
 
-GPTQ_FILE, TEACACHE_FILE = "gptq.safetensors", "teacache.json"
+GPTQ_FILE, TEACACHE_FILE, PREDICTOR_FILE = "gptq.safetensors", "teacache.json", "predictor.json"
 
 
 def calibrate_model(given: Namespace, prompts: Sequence[Prompt]) -> None:
@@ -45,7 +45,7 @@ def calibrate_model(given: Namespace, prompts: Sequence[Prompt]) -> None:
     del model
     request = CalibrateRequest(
         given.model,
-        given.work / "predictor.json",
+        given.work / PREDICTOR_FILE,
         prompts=str(captions),
         steps=given.steps,
         bits=(given.bits,),
@@ -58,6 +58,11 @@ def calibrate_model(given: Namespace, prompts: Sequence[Prompt]) -> None:
     inputs = SampleInputs(given.work, facts.checkpoint)
     made = quantize_checkpoint(source, given.work / GPTQ_FILE, config, inputs=inputs, device=machine.device)
     print(f"{made.target}: {made.layers} layers in {made.seconds:.0f} s", flush=True)
+
+
+def is_calibrated(work: Path) -> bool:
+    """Whether all four files are there."""
+    return all((work / name).is_file() for name in (PREDICTOR_FILE, FILE_NAME, TEACACHE_FILE, GPTQ_FILE))
 
 
 def digest_files(work: Path) -> str:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -11,18 +11,19 @@ import torch
 from methods import Method, Ours
 from parts import Bench
 from quality_calibrate import GPTQ_FILE
+from quality_clips import followed, full_latents, sampled
 from quality_methods import GPTQ, Solvable
 from sixbit_diffusion.engine.errors import InputError
 from sixbit_diffusion.engine.facts import read_facts
 from sixbit_diffusion.engine.pipeline import TextEmbeds
 from sixbit_diffusion.engine.report import compare_clips
 from sixbit_diffusion.engine.rows import Row
-from sixbit_diffusion.engine.sample import ClipSpec, sample
+from sixbit_diffusion.engine.sample import ClipSpec
 from sixbit_diffusion.engine.trajectory import record
 from sixbit_diffusion.engine.transformer import build_transformer
 from sixbit_diffusion.sixbit_core.metrics import flicker, psnr
 
-TRIES = 12  # runs that a solution may take
+TRIES = 10  # runs that a solution may take
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,8 @@ class Sampled:
         prompt, number = bench.prompts[int(group)], int(group)
         clip = bench.clip(prompt, number)
         embeds = bench.model.encode(clip.prompt, clip.negative, clip.guided)
-        recording = record(bench.model, clip, embeds) if number < self.followed else None
-        latents = sample(bench.model, None, clip, embeds).latents if recording is None else recording.latents
-        full, made = frames_of(bench, clip, latents), {}
+        recorded = cache(partial(record, bench.model, clip, embeds)) if number < self.followed else None
+        full, made = frames_of(bench, clip, full_latents(bench, clip, embeds, recorded)), {}
         ready = partial(self._clip, bench, clip, embeds, made)
         for name in names:
             method = self.methods[name]
@@ -47,8 +47,8 @@ class Sampled:
             row = {**row, **compare_clips(frames, full), "flicker": flicker(*_tensors(frames, full))}
             if method.baseline is not None:
                 row["own_psnr_db"] = psnr(*_tensors(frames, ready(method.baseline)[0]))
-            if recording is not None:
-                row["error"] = method.follow(bench, recording)
+            if recorded is not None:
+                row["error"] = followed(bench, method, clip, recorded)
             yield name, row
 
     def _clip(
@@ -62,35 +62,43 @@ class Sampled:
         """Frames of a method and what its run told, made once."""
         if name not in made:
             _prepare(bench, self.methods[name])
-            latents, row = self.methods[name].sample(bench, clip, embeds)
+            latents, row = sampled(bench, self.methods[name], clip, embeds)
             made[name] = (frames_of(bench, clip, latents), row)
         return made[name]
 
 
 def solve(solvable: Solvable, run_once: Callable[[float], float]) -> Row:
-    """Halve an interval until the value is within its tolerance; the best number tried.
+    """Narrow an interval until the value is within its tolerance; the best number tried.
+
+    Every second time the interval is not halved but cut where a line through its ends meets the target.
 
     Args:
         solvable: what is looked for, and where.
         run_once: number -> value.
     """
     to, back = (math.log, math.exp) if solvable.logarithmic else (float, float)
-    low, high = to(solvable.low), to(solvable.high)
+    ends = [(to(solvable.low), None), (to(solvable.high), None)]
     best: Row = {}
     runs = 0
     while runs < TRIES:
-        middle, runs = (low + high) / 2, runs + 1
-        value = back(middle)
+        where, runs = _between(ends, solvable.target, straight=runs % 2 == 1), runs + 1
+        value = back(where)
         reached = run_once(value)
         if not best or abs(reached - solvable.target) < abs(best["reached"] - solvable.target):
             best = {"value": value, "reached": reached, "target": solvable.target}
         if abs(reached - solvable.target) <= solvable.tolerance:
             break
-        if (reached < solvable.target) == solvable.rising:
-            low = middle
-        else:
-            high = middle
+        ends[(reached < solvable.target) != solvable.rising] = (where, reached)
     return {**best, "runs": runs}
+
+
+def _between(ends: Sequence[tuple[float, float | None]], target: float, straight: bool) -> float:
+    """A place between two, whose values are known where they were tried."""
+    (low, at_low), (high, at_high) = ends
+    if not straight or at_low is None or at_high is None or at_low == at_high:
+        return (low + high) / 2
+    share = (target - at_low) / (at_high - at_low)
+    return low + min(0.95, max(0.05, share)) * (high - low)
 
 
 def needed(path: Path) -> Path:

@@ -32,11 +32,12 @@ SKIPS: dict[str, dict[str, object]] = {
     "whole step": {"group": 0},
     "whole step scaled": {"group": 0, "scaled": True},
     "random": {"policy": "random"},
+    "random anywhere": {"policy": "random", "start": 0.0, "max_skips": 1000},
     "uniform": {"policy": "uniform"},
 }
 EASY, TEA, FEWER = "easycache", "teacache", "fewer steps"
 CACHED = ("error-budget", "random")
-LOWEST, HIGHEST = 1e-4, 3.0  # thresholds of skipping that are tried, on a logarithmic axis
+LOWEST, HIGHEST = 1e-3, 3.0  # thresholds of skipping that are tried, on a logarithmic axis
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,12 @@ def to_solve_routers(bits: float, predictor: Predictor) -> dict[str, Solvable]:
 
 def to_solve_skips(share: float, coefficients: list[float]) -> dict[str, Solvable]:
     """Every cache, and those on top of W4A8."""
-    makers: dict[str, Callable[[float], Method]] = {name: partial(_skip, name) for name in SKIPS}
+    makers: dict[str, Callable[[float], Method]]
+    makers = {f"w4a8 {name}": partial(_cached, name, True) for name in CACHED}  # the longest runs first
+    makers["w4a8 error-budget without pdr"] = partial(_cached, "error-budget", False)
+    makers |= {name: partial(_skip, name) for name in SKIPS}
     makers[EASY] = _easy
     makers[TEA] = partial(_tea, coefficients)
-    makers |= {f"w4a8 {name}": partial(_cached, name, True) for name in CACHED}
-    makers["w4a8 error-budget without pdr"] = partial(_cached, "error-budget", False)
     return {
         name: Solvable(make, "skipped_fraction", share, LOWEST, HIGHEST, True, tolerance=0.003)
         for name, make in makers.items()
@@ -135,6 +137,7 @@ def rival_methods(work: Path) -> list[Method]:
     """W4A8 and W4A4 of other papers beside the pack's."""
     return [
         Ours("w4a8", FIXED["w4a8"]),
+        Ours("w4a8 gptq", FIXED["w4a8"], weights=GPTQ),
         Ours("dmpq", UNCACHED),
         *(
             Ours(name, FIXED["w4a8"], make_run=MakeRival(recipe, partial(input_maxima, work)))

@@ -103,18 +103,15 @@ def run_workers(program: Sequence[str], count: int, watch: Callable[[], None]) -
     Raises:
         RuntimeError: if one fails, with the last line it said.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    environment = {"OMP_NUM_THREADS": str(max(1, cores // count)), **os.environ}
-    gpus = _visible_gpus()
+    environments = worker_environments(count)
     with ExitStack() as open_files:
         said = [open_files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(count)]
         workers: list[subprocess.Popen] = []
         try:
             for index, file in enumerate(said):
                 command = [*program, "--shard", f"{index}/{count}"]
-                mine_alone = {} if len(gpus) < 2 else {"CUDA_VISIBLE_DEVICES": gpus[index % len(gpus)]}
                 worker = subprocess.Popen(
-                    command, env=environment | mine_alone, stdout=subprocess.DEVNULL, stderr=file
+                    command, env=environments[index], stdout=subprocess.DEVNULL, stderr=file
                 )
                 workers.append(worker)
             while any(worker.poll() is None for worker in workers):
@@ -134,6 +131,15 @@ def run_workers(program: Sequence[str], count: int, watch: Callable[[], None]) -
                     worker.terminate()
             for worker in workers:
                 worker.wait()
+
+
+def worker_environments(count: int) -> list[dict[str, str]]:
+    """The environment of each of `count` processes: its share of the cores, and one GPU."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    environment = {"OMP_NUM_THREADS": str(max(1, cores // count)), **os.environ}
+    gpus = _visible_gpus()
+    alone = [{} if len(gpus) < 2 else {"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} for i in range(count)]
+    return [environment | mine_alone for mine_alone in alone]
 
 
 def _visible_gpus() -> list[str]:
