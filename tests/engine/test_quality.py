@@ -528,6 +528,7 @@ def toy_pool(tiny_folder, tmp_path, monkeypatch, measure, names=("weights", "sol
     each = [Namespace(**vars(given), part=name) for name in names]
 
     def make_job(one, program, command):
+        assert one.part != "skips" or (claims / "solve-skips.there").exists()  # its thresholds
         part = parts.Part(
             ["0", "1"],
             ("a", "b"),
