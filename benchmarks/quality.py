@@ -91,7 +91,7 @@ def main() -> int:
 
         return take_work(each, command)
     if len(each) > 1:
-        from quality_pool import run_parts
+        from quality_watch import run_parts
 
         return run_parts(each, program, command)
     from quality_parts import run

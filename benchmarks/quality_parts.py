@@ -3,13 +3,15 @@
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import quality_bars as told
 import quality_methods as table
 from methods import Method
 from parts import Bars, Bench, Job, Part, interval, means, paired, read_results, run_part, tied_to
+from quality_bars import OUR_SKIP, OURS, WHOLE, Conclude, Rows
 from quality_calibrate import PREDICTOR_FILE, TEACACHE_FILE, calibrate_model, digest_files
 from quality_clips import full_latents, sampled
 from quality_measure import Sampled, frames_of, needed, solve
@@ -26,34 +28,10 @@ from sixbit_diffusion.sixbit_core.checkpoint import CheckpointError
 from sixbit_diffusion.sixbit_core.predictor import load_predictor
 from twins import write_twin
 
-OUR_ROUTER, OUR_SKIP, WHOLE = "gamma", "error-budget", "whole"  # what ships as the default
 VALUES = ("psnr_db", "ssim", "flicker", "error", "own_psnr_db", "cost")
 VALUES += ("average_activation_bits", "effective_activation_bits", "skipped_fraction")
 FULL = "full"
 MOST = 256  # prompts of the part that has most
-BITS, SHARE = "average_activation_bits", "skipped_fraction"
-EQUAL = {  # bar -> what it takes to be equal, and of which methods
-    "router_vs_random": (BITS, (OUR_ROUTER, "random")),
-    "router_vs_static": (BITS, (OUR_ROUTER, "static")),
-    "skip_vs_random_db": (SHARE, (OUR_SKIP, "random")),
-    "skip_vs_fewer_steps_db": (SHARE, (OUR_SKIP, table.FEWER)),
-    "skip_vs_step_cache_db": (SHARE, (OUR_SKIP, table.EASY, table.TEA)),
-}
-UNEQUAL = 0.02  # bits, or share: a greater difference is not equal
-SKIPS_ENOUGH = {bar: OUR_SKIP for bar in ("skip_alone_db", *EQUAL) if bar.startswith("skip")}
-SKIPS_ENOUGH["skip_cost_db"] = f"w4a8 {OUR_SKIP}"
-ENOUGH = 0.45  # share that these bars speak of
-SHORT = 0.01  # of the asked-for share, from which on a method is listed as short of it
-OURS = {  # part -> the method that the others are held against in its summary
-    "weights": "w4a16 gptq",
-    "routers": OUR_ROUTER,
-    "skips": OUR_SKIP,
-    "cached": f"w4a8 {OUR_SKIP}",
-    "rivals": "w4a8",
-    "whole": WHOLE,
-}
-Rows = Sequence[Mapping[str, Row]]
-Conclude = Callable[[Rows], Bars]
 
 
 class NotSolvedError(InputError):
@@ -115,13 +93,13 @@ def _sampled(given: Namespace, methods: Sequence[Method], conclude: Conclude) ->
 
     def whole(rows: Rows) -> tuple[Bars, Row]:
         summary = means(rows, list(by_name), VALUES)
-        summary["differences"] = _differences(rows, OURS[given.part], by_name)
+        summary["differences"] = told.differences(rows, OURS[given.part], by_name)
         if given.part in ("skips", "cached"):
-            summary["short of the share"] = _short(rows, given.share)
+            summary["short of the share"] = told.short(rows, given.share)
         if not _published(given):
             return {}, summary
         bars = conclude(rows)
-        withheld = {bar: why for bar in bars if (why := _withheld(bar, rows)) is not None}
+        withheld = {bar: why for bar in bars if (why := told.withheld(bar, rows)) is not None}
         for bar, why in withheld.items():
             print(f"\nquality: no bar {bar}, {why}", file=sys.stderr)
         return {**bars, **dict.fromkeys(withheld)}, {**summary, "no bars": withheld}
@@ -169,80 +147,17 @@ def _accuracy(given: Namespace) -> Part:
     return Part(_numbers(given), (FULL, WHOLE), measure, conclude, methods[WHOLE].identity)
 
 
-def _weights(rows: Rows) -> Bars:
-    return {
-        "w4a16_trajectory_ratio": _error(rows, "w4a16 gptq") / _error(rows, "w4a16 rtn"),
-        "w4a16_gain_db": paired(rows, "w4a16 gptq", "w4a16 rtn")["mean"],
-    }
-
-
-def _routers(rows: Rows) -> Bars:
-    ours = _error(rows, OUR_ROUTER)
-    return {f"router_vs_{name}": ours / _error(rows, name) for name in ("random", "static")}
-
-
-def _skips(rows: Rows) -> Bars:
-    def against(name: str) -> float:
-        return paired(rows, OUR_SKIP, name)["mean"]
-
-    return {
-        "skip_alone_db": interval([row[OUR_SKIP]["psnr_db"] for row in rows])["mean"],
-        "skip_vs_random_db": against("random"),
-        "skip_vs_fewer_steps_db": against(table.FEWER),
-        "skip_vs_step_cache_db": min(against(table.EASY), against(table.TEA)),
-    }
-
-
-def _withheld(bar: str, rows: Rows) -> str | None:
-    """Why a bar cannot be made of the rows: methods too far apart, or too little skipped."""
-    what, names = EQUAL.get(bar, ("", ()))
-    found = {name: _mean(rows, name, what) for name in names}
-    if found:
-        low, high = min(found, key=found.__getitem__), max(found, key=found.__getitem__)
-        if round(found[high] - found[low], 6) > UNEQUAL:
-            apart = f"more than {UNEQUAL} apart"
-            return f"{what} is {found[low]:.3f} of {low} but {found[high]:.3f} of {high}, {apart}"
-    if bar in SKIPS_ENOUGH and (share := _mean(rows, SKIPS_ENOUGH[bar], SHARE)) < ENOUGH:
-        return f"{SKIPS_ENOUGH[bar]} skips {share:.3f}, less than {ENOUGH}"
-    return None
-
-
-def _short(rows: Rows, share: float) -> Row:
-    """Methods that skip less than was asked for, with the share that they had."""
-    found = {name: _mean(rows, name, SHARE) for name in rows[0]}
-    return {name: had for name, had in found.items() if 0 < had < share - SHORT}
-
-
-def _differences(rows: Rows, ours: str, names: Iterable[str]) -> Row:
-    """What `ours` is better or worse than each other method by, on the same prompts."""
-    found: Row = {}
-    for name in names:
-        if name != ours:
-            both = [row for row in rows if all(row[n].get("error") is not None for n in (ours, name))]
-            error = {"error": paired(both, ours, name, "error")} if both else {}
-            found[f"{ours} - {name}"] = {"psnr_db": paired(rows, ours, name)} | error
-    return found
-
-
-def _mean(rows: Rows, name: str, what: str) -> float:
-    return sum(row[name][what] for row in rows) / len(rows)
-
-
-def _error(rows: Rows, name: str) -> float:
-    return interval([row[name]["error"] for row in rows if row[name].get("error") is not None])["mean"]
-
-
 PARTS: dict[str, Callable[[Namespace], Part]] = {
     "solve-routers": lambda given: _solving(
         given, table.to_solve_routers(given.bits, load_predictor(needed(given.work / PREDICTOR_FILE)))
     ),
     "solve-skips": lambda given: _solving(given, table.to_solve_skips(given.share, _teacache(given))),
-    "weights": lambda given: _sampled(given, table.weights_methods(), _weights),
+    "weights": lambda given: _sampled(given, table.weights_methods(), told.weights),
     "routers": lambda given: _sampled(
-        given, table.router_methods(given.bits, _solved(given, "solve-routers")), _routers
+        given, table.router_methods(given.bits, _solved(given, "solve-routers")), told.routers
     ),
     "skips": lambda given: _sampled(
-        given, table.skip_methods(given.share, _solved(given, "solve-skips"), _teacache(given)), _skips
+        given, table.skip_methods(given.share, _solved(given, "solve-skips"), _teacache(given)), told.skips
     ),
     "cached": lambda given: _sampled(
         given,

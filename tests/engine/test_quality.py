@@ -23,7 +23,7 @@ from sixbit_diffusion.sixbit_core.run import RunState
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = ("quality", "parts", "methods", "rivals", "step_caches", "twins", "reference_parts")
 MODULES += ("quality_calibrate", "quality_clips", "quality_measure", "quality_methods", "quality_parts")
-MODULES += ("quality_picture", "quality_pool")
+MODULES += ("quality_bars", "quality_picture", "quality_pool", "quality_watch")
 X = torch.randn(40, 48, generator=torch.Generator().manual_seed(0)) * torch.logspace(-1, 1, 48)
 W = torch.randn(32, 48, generator=torch.Generator().manual_seed(1))
 
@@ -328,6 +328,7 @@ def test_the_usual_set_up_is_published(monkeypatch):
     ("part", "what"), [("routers", "average_activation_bits"), ("skips", "skipped_fraction")]
 )
 def test_bars_want_equal_bits_and_shares(part, what, monkeypatch, capsys):
+    import quality_bars
     import quality_methods as table
     import quality_parts
 
@@ -336,11 +337,11 @@ def test_bars_want_equal_bits_and_shares(part, what, monkeypatch, capsys):
     methods, conclude = {
         "routers": (
             table.router_methods(6.0, dict.fromkeys(table.SOLVED_ROUTERS, 0.1)),
-            quality_parts._routers,
+            quality_bars.routers,
         ),
         "skips": (
             table.skip_methods(0.3, dict.fromkeys(table.to_solve_skips(0.3, []), 0.1), []),
-            quality_parts._skips,
+            quality_bars.skips,
         ),
     }[part]
     whole = quality_parts._sampled(given, methods, conclude).conclude
@@ -354,7 +355,7 @@ def test_bars_want_equal_bits_and_shares(part, what, monkeypatch, capsys):
     bars, summary = whole(rows(random=0.479))  # equal enough, and equal in the mean only
     assert len(bars) > 1 and None not in bars.values() and "seconds" not in summary["random"]
     assert summary["no bars"] == {} and not capsys.readouterr().err
-    ours = quality_parts.OURS[part]
+    ours = quality_bars.OURS[part]
     assert summary["differences"][f"{ours} - random"]["psnr_db"] == {"mean": 0.0, "interval": [0.0, 0.0]}
     refused, summary = whole(rows(random=0.481))
     (bar,) = [bar for bar, value in refused.items() if value is None]
@@ -367,6 +368,7 @@ def test_bars_want_equal_bits_and_shares(part, what, monkeypatch, capsys):
 
 @pytest.mark.parametrize("part", ["skips", "cached"])
 def test_bars_of_skipping_speak_of_45_percent(part, monkeypatch, capsys):
+    import quality_bars
     import quality_methods as table
     import quality_parts
 
@@ -376,7 +378,7 @@ def test_bars_of_skipping_speak_of_45_percent(part, monkeypatch, capsys):
     given, published = asked_for(monkeypatch, "--part", part)
     assert published and given.share == 0.46
     made = quality_parts.PARTS[part](given)
-    ours = quality_parts.OURS[part]
+    ours = quality_bars.OURS[part]
 
     def rows(**at):
         shares = {name: at.get(name, 0.46) for name in made.units} | {"w4a8": 0.0}
@@ -520,6 +522,7 @@ def toy_pool(tiny_folder, tmp_path, monkeypatch, measure, names=("weights", "sol
     """What watches toy parts, and how to work on them in this process."""
     import parts
     import quality_pool
+    import quality_watch
 
     claims = tmp_path / "claims"
     claims.mkdir()
@@ -528,6 +531,7 @@ def toy_pool(tiny_folder, tmp_path, monkeypatch, measure, names=("weights", "sol
     each = [Namespace(**vars(given), part=name) for name in names]
 
     def make_job(one, program, command):
+        assert one.part != "skips" or (claims / "solve-skips.there").exists()  # its thresholds
         part = parts.Part(
             ["0", "1"],
             ("a", "b"),
@@ -537,9 +541,10 @@ def toy_pool(tiny_folder, tmp_path, monkeypatch, measure, names=("weights", "sol
         )
         return parts.Job(f"{one.part}-toy", "quality", part, [], program, command)
 
-    monkeypatch.setattr(quality_pool, "make_job", make_job)
-    monkeypatch.setattr(quality_pool, "prepare", lambda given: None)
-    watch = quality_pool.Watch(each, "command", quality_pool.Claims(claims), 0.0)
+    for module in (quality_pool, quality_watch):
+        monkeypatch.setattr(module, "make_job", make_job)
+        monkeypatch.setattr(module, "prepare", lambda given: None)
+    watch = quality_watch.Watch(each, "command", quality_pool.Claims(claims), 0.0)
 
     def work(by="0/2"):
         mine = [Namespace(**vars(one), shard=by) for one in each]
@@ -560,6 +565,7 @@ def rows_of(asked):
 def test_parts_wait_for_what_they_need_and_are_not_measured_twice(tiny_folder, tmp_path, monkeypatch, capsys):
     import parts
     import quality_pool
+    import quality_watch
 
     asked = []
     watch, work = toy_pool(tiny_folder, tmp_path, monkeypatch, rows_of(asked))
@@ -572,7 +578,7 @@ def test_parts_wait_for_what_they_need_and_are_not_measured_twice(tiny_folder, t
     assert [bar["id"] for bar in found["bars"]] == ["quality.skips", "quality.solve-skips", "quality.weights"]
     assert not [path for path in tmp_path.iterdir() if "partial" in path.name]
     (tmp_path / "again").mkdir()
-    again = quality_pool.Watch(watch.each, "command", quality_pool.Claims(tmp_path / "again"), 0.0)
+    again = quality_watch.Watch(watch.each, "command", quality_pool.Claims(tmp_path / "again"), 0.0)
     again.look()
     assert all(again.claims.has(one.part, "there") for one in again.each) and len(asked) == 12
     assert capsys.readouterr().out.count("is there already") == 3
@@ -659,10 +665,10 @@ def test_nothing_is_begun_after_the_deadline(tiny_folder, tmp_path, monkeypatch)
 
 def test_all_is_every_part(monkeypatch):
     import quality
-    import quality_pool
+    import quality_watch
 
     found = []
-    monkeypatch.setattr(quality_pool, "run_parts", lambda each, *rest: found.extend(each) or 0)
+    monkeypatch.setattr(quality_watch, "run_parts", lambda each, *rest: found.extend(each) or 0)
     monkeypatch.setattr(sys, "argv", ["quality.py", "--part", "all", "--until", "560"])
     assert quality.main() == 0
     assert [(one.part, one.prompts) for one in found] == list(quality.PROMPTS.items())
