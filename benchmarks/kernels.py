@@ -56,7 +56,7 @@ def main() -> None:
 
 def linears(size: Size, device: torch.device, repeats: int) -> tuple[dict[str, float], list[dict]]:
     """The linears of a block: q, k and v as one product of three weights, the others as they are."""
-    from sixbit_diffusion.kernels import hadamard_block_size, hadamard_quantize_int8, int8_linear
+    from sixbit_diffusion.kernels import hadamard_block_size, hadamard_quantize_int8, int8_linear, int8_weight
 
     width, bars, rows = size.width, {}, []
     for inner, outer, parts in (
@@ -69,10 +69,10 @@ def linears(size: Size, device: torch.device, repeats: int) -> tuple[dict[str, f
         dense = torch.randn(outer, inner, dtype=torch.bfloat16) * inner**-0.5
         bias = torch.randn(outer, dtype=torch.bfloat16)
         block = hadamard_block_size(inner)
-        weights, biases = [_nvfp4(part, block) for part in dense.chunk(parts)], list(bias.chunk(parts))
+        weights = [_nvfp4(part, block) for part in dense.chunk(parts)]
 
-        def ours(linear=int8_linear, x=x, block=block, weights=weights, biases=biases) -> torch.Tensor:
-            return linear(*hadamard_quantize_int8(x, block), weights, biases, x.dtype)
+        def ours(linear=int8_linear, x=x, block=block, weights=weights, bias=bias) -> torch.Tensor:
+            return linear(*hadamard_quantize_int8(x, block), *int8_weight(weights), bias, x.dtype)
 
         def stock(x=x, dense=dense, bias=bias) -> torch.Tensor:
             return torch.nn.functional.linear(x, dense, bias)

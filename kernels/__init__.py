@@ -24,7 +24,7 @@ except (
 else:
     _NO_TRITON = ""
 
-from .cast import cast_nvfp4_to_int8
+from .cast import cast_nvfp4_to_int8, int8_weight
 from .delta import apply_delta
 from .dispatch import Op, use_backend
 from .fused import gate_residual, gelu_int8, norm_modulate, norm_modulate_int8
@@ -69,6 +69,7 @@ __all__ = [
     "hadamard_quantize_nvfp4",
     "int8_backend",
     "int8_linear",
+    "int8_weight",
     "linear_w4a4",
     "linear_w4a8",
     "linear_w4a16",

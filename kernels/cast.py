@@ -11,12 +11,34 @@ per call.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from .checks import check_nvfp4, describe
 from .dispatch import Op
 from .int8 import quantize_int8
 from .nvfp4 import dequantize_nvfp4
+
+Weight = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # data, scale, global_scale
+
+
+def int8_weight(weights: Sequence[Weight]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cast the NVFP4 weights (N_i, K) of linears with one input, side by side, as `int8_linear` takes them.
+
+    Returns:
+        (sum of N_i, K) int8, and the scale of each output channel, (sum of N_i, 1) float32.
+
+    Raises:
+        ValueError: as `cast_nvfp4_to_int8`.
+    """
+    if len(weights) == 1:
+        return cast_nvfp4_to_int8(*weights[0])
+    sizes = [data.shape[0] for data, _, _ in weights]
+    first = weights[0][0]
+    values = torch.empty((sum(sizes), first.shape[1] * 2), dtype=torch.int8, device=first.device)
+    parts = zip(weights, values.split(sizes), strict=True)
+    return values, torch.cat([cast_nvfp4_to_int8(*weight, out=part)[1] for weight, part in parts])
 
 
 @Op

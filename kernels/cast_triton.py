@@ -75,19 +75,6 @@ def cast_nvfp4_to_int8_triton(
     N, K = data.shape[0], data.shape[1] * 2
     q = torch.empty((N, K), dtype=torch.int8, device=data.device) if out is None else out
     channel_scale = torch.empty((N, 1), dtype=torch.float32, device=data.device)
-    cast_to(data, scale, global_scale, q, channel_scale)
-    return q, channel_scale
-
-
-def cast_to(
-    data: torch.Tensor,
-    scale: torch.Tensor,
-    global_scale: torch.Tensor,
-    q: torch.Tensor,
-    channel_scale: torch.Tensor,
-) -> None:
-    """Launch the cast into `q` (N, K) int8 and `channel_scale` (N, 1) float32, both contiguous."""
-    N, K = q.shape
     with on_device(data):
         cast_nvfp4_to_int8_kernel[(triton.cdiv(N, ROWS),)](
             data.contiguous(),
@@ -103,3 +90,4 @@ def cast_to(
             num_warps=WARPS,
             enable_fp_fusion=False,
         )
+    return q, channel_scale

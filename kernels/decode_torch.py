@@ -31,14 +31,15 @@ def decode_weight(
 
 
 def cast_weight(
-    data: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor
+    data: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor, q: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A weight as INT8 (N, K) and its scales (N, 1), bit for bit `cast_nvfp4_to_int8`'s.
+    """A weight as INT8 (N, K), in `q` if given, and its scales (N, 1), bit for bit `cast_nvfp4_to_int8`'s.
 
     Of values so coarse many quotients are ties, which float32 would break otherwise than the reference.
     """
     total = scale.float() * global_scale
-    q = torch.empty((data.shape[0], data.shape[1] * 2), dtype=torch.int8, device=data.device)
+    if q is None:
+        q = torch.empty((data.shape[0], data.shape[1] * 2), dtype=torch.int8, device=data.device)
     channel_scale = torch.empty((data.shape[0], 1), device=data.device)
     for out, codes, by, kept in in_pieces(q, data, total, channel_scale):
         weight = (_e2m1(codes, torch.float16).view(*by.shape, -1) * by[..., None]).view(out.shape)

@@ -122,7 +122,11 @@ def gelu_int8(
 
 @Op
 def gate_residual(
-    text: torch.Tensor, video: torch.Tensor, y: torch.Tensor, gate: torch.Tensor
+    text: torch.Tensor,
+    video: torch.Tensor,
+    y: torch.Tensor,
+    gate: torch.Tensor,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add what a block computed to its streams, by a gate.
 
@@ -131,20 +135,22 @@ def gate_residual(
         video: (B, V, D), same type.
         y: (B, T + V, D) of a float type.
         gate: (B, 2, D) of a float type.
+        out: contiguous tensors like `text` and `video`, or these themselves, to write the new ones to.
 
     Returns:
-        The new text and video, in the types of the old ones.
+        The new text and video, in the types of the old ones; `out` if given.
 
     Raises:
         ValueError: if types or shapes do not belong together.
     """
-    check_gate_residual(text, video, y, gate)
+    check_gate_residual(text, video, y, gate, out)
     moved = per_token(gate, text, video) * y.float()
     tokens = text.shape[1]
-    return (
+    made = (
         (text.float() + moved[:, :tokens]).to(text.dtype),
         (video.float() + moved[:, tokens:]).to(video.dtype),
     )
+    return made if out is None else (out[0].copy_(made[0]), out[1].copy_(made[1]))
 
 
 def per_token(modulation: torch.Tensor, text: torch.Tensor, video: torch.Tensor) -> torch.Tensor:
@@ -188,12 +194,23 @@ def check_gelu(x: torch.Tensor, block: int, out: tuple[torch.Tensor, torch.Tenso
             )
 
 
-def check_gate_residual(text: torch.Tensor, video: torch.Tensor, y: torch.Tensor, gate: torch.Tensor) -> None:
+def check_gate_residual(
+    text: torch.Tensor,
+    video: torch.Tensor,
+    y: torch.Tensor,
+    gate: torch.Tensor,
+    out: tuple[torch.Tensor, torch.Tensor] | None,
+) -> None:
     """What `gate_residual` and its twins refuse."""
     check_streams("gate_residual", text, video)
     batch, tokens, width = video.shape
     check_shape("gate_residual", "y", y, (batch, text.shape[1] + tokens, width))
     check_shape("gate_residual", "gate", gate, (batch, 2, width))
+    for place, like in zip(out or (), (text, video), strict=out is not None):
+        if place.dtype != like.dtype or place.shape != like.shape or not place.is_contiguous():
+            raise ValueError(
+                f"gate_residual needs out as contiguous tensors like its streams, got {describe(place)}"
+            )
 
 
 def _quantize(x: torch.Tensor, block: int, outliers: bool) -> Quantized:

@@ -200,12 +200,16 @@ def _coefficients(
 
 @gate_residual.register("triton", when=supported)
 def gate_residual_triton(
-    text: torch.Tensor, video: torch.Tensor, y: torch.Tensor, gate: torch.Tensor
+    text: torch.Tensor,
+    video: torch.Tensor,
+    y: torch.Tensor,
+    gate: torch.Tensor,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    check_gate_residual(text, video, y, gate)
+    check_gate_residual(text, video, y, gate, out)
     text, video, y, gate = text.contiguous(), video.contiguous(), y.contiguous(), _unit_stride(gate)
     batch, tokens, width = video.shape
-    new_text, new_video = torch.empty_like(text), torch.empty_like(video)
+    new_text, new_video = out or (torch.empty_like(text), torch.empty_like(video))
     rows, columns = GATE_TILE
     tiles = triton.cdiv(text.shape[1], rows) + triton.cdiv(tokens, rows)
     with on_device(video):

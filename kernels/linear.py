@@ -11,17 +11,13 @@ once to the type of x.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from .cast import cast_nvfp4_to_int8
+from .cast import int8_weight
 from .checks import check_block, check_float, check_nvfp4, describe
 from .dispatch import Op
 from .hadamard import block_hadamard, hadamard_quantize_int8, hadamard_quantize_nvfp4
 from .nvfp4 import dequantize_nvfp4
-
-Weight = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # data, scale, global_scale
 
 
 @Op
@@ -66,40 +62,36 @@ def linear_w4a8(
     """Linear layer with per-row INT8 activations; all on one device, else as `linear_w4a16`."""
     check_linear("linear_w4a8", x, data, scale, global_scale, bias, hadamard)
     q, row_scale = hadamard_quantize_int8(x, hadamard)
-    return int8_linear(q, row_scale, [(data, scale, global_scale)], [bias], x.dtype)
+    return int8_linear(q, row_scale, *int8_weight([(data, scale, global_scale)]), bias, x.dtype)
 
 
 @Op
 def int8_linear(
     q: torch.Tensor,
     row_scale: torch.Tensor,
-    weights: Sequence[Weight],
-    biases: Sequence[torch.Tensor | None],
+    channels: torch.Tensor,
+    channel_scale: torch.Tensor,
+    bias: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The product of `linear_w4a8` on an input that is quantized already, by one weight or several.
+    """The product of `linear_w4a8`, its input quantized and its weight cast already.
 
     Args:
         q: (M, K) int8 and `row_scale` (M, 1) float32, as `hadamard_quantize_int8` gives them, rotated as the
-            weights are.
-        weights: (data, scale, global_scale) of NVFP4 weights (N_i, K), see `nvfp4`, laid side by side.
-        biases: one (N_i,) of a floating-point type, or None, for each weight.
+            weight is.
+        channels: (N, K) int8 and `channel_scale` (N, 1) float32, as `int8_weight` gives them.
+        bias: (N,) of a floating-point type, or None.
         dtype: float16, bfloat16 or float32.
 
     Returns:
-        (M, sum of N_i) of `dtype`.
+        (M, N) of `dtype`.
 
     Raises:
         ValueError: if types or shapes do not belong together.
     """
-    check_int8_linear(q, row_scale, weights, biases)
-    x = q.float()
-    parts = []
-    for weight, bias in zip(weights, biases, strict=True):
-        channels, channel_scale = cast_nvfp4_to_int8(*weight)
-        y = (x @ channels.float().T) * row_scale * channel_scale.T
-        parts.append(_finish(y, bias, dtype))
-    return torch.cat(parts, dim=1)
+    check_int8_linear(q, row_scale, channels, channel_scale, bias)
+    y = (q.float() @ channels.float().T) * row_scale * channel_scale.T
+    return _finish(y, bias, dtype)
 
 
 @Op
@@ -141,24 +133,22 @@ def check_linear(
 def check_int8_linear(
     q: torch.Tensor,
     row_scale: torch.Tensor,
-    weights: Sequence[Weight],
-    biases: Sequence[torch.Tensor | None],
+    channels: torch.Tensor,
+    channel_scale: torch.Tensor,
+    bias: torch.Tensor | None,
 ) -> None:
     """What `int8_linear` and its twins refuse."""
     name = "int8_linear"
-    if q.dtype != torch.int8 or q.ndim != 2:
-        raise ValueError(f"{name} needs q as a 2-D int8 tensor, got {describe(q)}")
-    if row_scale.dtype != torch.float32 or row_scale.shape != (q.shape[0], 1):
-        raise ValueError(f"{name} needs row_scale as float32 {(q.shape[0], 1)}, got {describe(row_scale)}")
-    if not weights or len(weights) != len(biases):
-        raise ValueError(f"{name} needs a bias or None per weight, got {len(weights)} and {len(biases)}")
-    for weight, bias in zip(weights, biases, strict=True):
-        check_nvfp4(name, *weight)
-        if q.shape[1] != weight[0].shape[1] * 2:
+    for what, x, scale in (("q", q, row_scale), ("channels", channels, channel_scale)):
+        if x.dtype != torch.int8 or x.ndim != 2:
+            raise ValueError(f"{name} needs {what} as a 2-D int8 tensor, got {describe(x)}")
+        if scale.dtype != torch.float32 or scale.shape != (x.shape[0], 1):
             raise ValueError(
-                f"{name} needs q with {weight[0].shape[1] * 2} columns, as the weight has, got {describe(q)}"
+                f"{name} needs the scale of {what} as float32 {(x.shape[0], 1)}, got {describe(scale)}"
             )
-        _check_bias(name, bias, weight[0].shape[0])
+    if q.shape[1] != channels.shape[1]:
+        raise ValueError(f"{name} needs q with {channels.shape[1]} columns, as channels, got {describe(q)}")
+    _check_bias(name, bias, channels.shape[0])
 
 
 def beside(x: torch.Tensor, data: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

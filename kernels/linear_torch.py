@@ -17,13 +17,14 @@ Whole numbers up to 127 are exact in each type that q C^T is computed in: its wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 
 import torch
 
+from .cast import cast_nvfp4_to_int8, check_cast
 from .decode_torch import cast_weight, decode_weight
-from .linear import Weight, beside, check_int8_linear, check_linear, int8_linear, linear_w4a16
+from .linear import beside, check_int8_linear, check_linear, int8_linear, linear_w4a16
 
 HALVES = (torch.float16, torch.bfloat16)
 OLDEST_KITCHEN = (7, 5)
@@ -97,16 +98,16 @@ def _takes(name: str) -> Callable[..., bool]:
     def when(
         q: torch.Tensor,
         row_scale: torch.Tensor,
-        weights: Sequence[Weight],
-        biases: Sequence[torch.Tensor | None],
+        channels: torch.Tensor,
+        channel_scale: torch.Tensor,
+        bias: torch.Tensor | None,
         dtype: torch.dtype,
     ) -> bool:
         if int8_product(q) != name:
             return False
         if name == "half":
             return dtype in HALVES
-        columns = sum(data.shape[0] for data, _, _ in weights)
-        return q.shape[0] >= LEAST_ROWS and columns % 8 == 0
+        return q.shape[0] >= LEAST_ROWS and channels.shape[0] % 8 == 0
 
     return when
 
@@ -116,21 +117,19 @@ def _register(name: str) -> None:
     def int8_linear_torch(
         q: torch.Tensor,
         row_scale: torch.Tensor,
-        weights: Sequence[Weight],
-        biases: Sequence[torch.Tensor | None],
+        channels: torch.Tensor,
+        channel_scale: torch.Tensor,
+        bias: torch.Tensor | None,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        check_int8_linear(q, row_scale, weights, biases)
-        casts = [cast_weight(*weight) for weight in weights]
-        channels = torch.cat([channel for channel, _ in casts])
-        channel_scale = torch.cat([scale for _, scale in casts]).T
-        bias = _side_by_side(biases, [data.shape[0] for data, _, _ in weights], q.device)
+        check_int8_linear(q, row_scale, channels, channel_scale, bias)
+        by_channel = channel_scale.T
         y = torch.empty((q.shape[0], channels.shape[0]), dtype=dtype, device=q.device)
         # Pieces alike but for one row: no rest that is shorter than torch._int_mm takes.
         pieces = max(1, -(-max(q.numel(), y.numel()) // VALUES))
         for part, rows, out in zip(*(t.tensor_split(pieces) for t in (q, row_scale, y)), strict=True):
-            sums = PRODUCTS[name](part.contiguous(), channels, dtype).float().mul_(rows).mul_(channel_scale)
-            out.copy_(sums if bias is None else sums.add_(bias))
+            sums = PRODUCTS[name](part.contiguous(), channels, dtype).float().mul_(rows).mul_(by_channel)
+            out.copy_(sums if bias is None else sums.add_(bias.float()))
         return y
 
 
@@ -138,14 +137,16 @@ for _name in PRODUCTS:
     _register(_name)
 
 
-def _side_by_side(
-    biases: Sequence[torch.Tensor | None], sizes: Sequence[int], device: torch.device
-) -> torch.Tensor | None:
-    """The biases of several weights as one, in float32; None if there is none at all."""
-    if all(bias is None for bias in biases):
-        return None
-    kept = zip(biases, sizes, strict=True)
-    return torch.cat([torch.zeros(n, device=device) if bias is None else bias.float() for bias, n in kept])
+def _lacks_triton(data: torch.Tensor, *args: object, **kwargs: object) -> bool:
+    return int8_product(data) is not None
+
+
+@cast_nvfp4_to_int8.register("half", when=_lacks_triton)
+def cast_nvfp4_to_int8_half(
+    data: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor, out: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    check_cast(data, scale, global_scale, out)
+    return cast_weight(data, scale, global_scale, out)
 
 
 def has_half(x: torch.Tensor, *args: object, **kwargs: object) -> bool:

@@ -9,14 +9,11 @@ to float16, x H overflows (a block of 128 values of 5,900 has a first coefficien
 does not. And it saves a pass over x, which has more rows than the weight.
 """
 
-from collections.abc import Sequence
-
 import torch
 
-from .cast_triton import cast_to
+from .cast_triton import cast_nvfp4_to_int8_triton
 from .gemm_triton import capability_of, fp4_gemm, has_fp4, scaled_gemm
 from .linear import (
-    Weight,
     beside,
     check_int8_linear,
     check_linear,
@@ -62,38 +59,22 @@ def linear_w4a8_triton(
 ) -> torch.Tensor:
     check_linear("linear_w4a8", x, data, scale, global_scale, bias, hadamard)
     q, row_scale = hadamard_quantize_int8_triton(x, hadamard)
-    return int8_linear_triton(q, row_scale, [(data, scale, global_scale)], [bias], x.dtype)
+    cast = cast_nvfp4_to_int8_triton(data, scale, global_scale)
+    return int8_linear_triton(q, row_scale, *cast, bias, x.dtype)
 
 
 @int8_linear.register("triton", when=_has_rows)
 def int8_linear_triton(
     q: torch.Tensor,
     row_scale: torch.Tensor,
-    weights: Sequence[Weight],
-    biases: Sequence[torch.Tensor | None],
+    channels: torch.Tensor,
+    channel_scale: torch.Tensor,
+    bias: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    check_int8_linear(q, row_scale, weights, biases)
-    sizes = [data.shape[0] for data, _, _ in weights]
-    scratch = torch.empty((sum(sizes), q.shape[1]), dtype=torch.int8, device=q.device)
-    channel_scale = torch.empty((sum(sizes), 1), dtype=torch.float32, device=q.device)
-    parts = zip(weights, scratch.split(sizes), channel_scale.split(sizes), strict=True)
-    for weight, part, part_scale in parts:
-        cast_to(*weight, part, part_scale)
-    bias = _side_by_side(biases, sizes, q.device)
-    return scaled_gemm(q.contiguous(), scratch, row_scale.contiguous(), channel_scale, bias, dtype)
-
-
-def _side_by_side(
-    biases: Sequence[torch.Tensor | None], sizes: Sequence[int], device: torch.device
-) -> torch.Tensor | None:
-    """The biases of several weights as one, zeros where there is none; None if there is none at all."""
-    if all(bias is None for bias in biases):
-        return None
-    if len(biases) == 1:
-        return biases[0]
-    kept = zip(biases, sizes, strict=True)
-    return torch.cat([torch.zeros(n, device=device) if bias is None else bias for bias, n in kept])
+    check_int8_linear(q, row_scale, channels, channel_scale, bias)
+    operands = (q, channels, row_scale, channel_scale)
+    return scaled_gemm(*(one.contiguous() for one in operands), bias, dtype)
 
 
 @linear_w4a4.register("triton", when=_has_rows)

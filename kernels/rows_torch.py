@@ -106,19 +106,26 @@ def gelu_int8_half(
     return (*made, *([magnitudes_half(y)] if outliers else []))
 
 
-def _all_half(text: torch.Tensor, *others: torch.Tensor) -> bool:
-    return has_half(text) and all(one.dtype == text.dtype for one in others)
+def _all_half(
+    text: torch.Tensor, video: torch.Tensor, y: torch.Tensor, gate: torch.Tensor, out: object = None
+) -> bool:
+    return has_half(text) and all(one.dtype == text.dtype for one in (video, y, gate))
 
 
 @gate_residual.register(HALF, when=_all_half)
 def gate_residual_half(
-    text: torch.Tensor, video: torch.Tensor, y: torch.Tensor, gate: torch.Tensor
+    text: torch.Tensor,
+    video: torch.Tensor,
+    y: torch.Tensor,
+    gate: torch.Tensor,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    check_gate_residual(text, video, y, gate)
+    check_gate_residual(text, video, y, gate, out)
     words = text.shape[1]
+    new_text, new_video = out or (None, None)
     return (
-        torch.addcmul(text, gate[:, 1:], y[:, :words]),
-        torch.addcmul(video, gate[:, :1], y[:, words:]),
+        torch.addcmul(text, gate[:, 1:], y[:, :words], out=new_text),
+        torch.addcmul(video, gate[:, :1], y[:, words:], out=new_video),
     )
 
 

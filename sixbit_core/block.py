@@ -9,13 +9,15 @@ Text tokens come before video tokens; scale, shift and gate differ between the t
 comes from the run, which is told what ran and, where it watches them, the outlier ratios of the inputs.
 A linear in another format than INT8, or whose float input someone wants to see, goes through `run.linear`.
 
-A batch of long rows goes through a block one row after the other, with the same numbers. In units of the
-hidden states (B, N, D) of 16 bits, a CFG batch in INT8 so holds about 3.8 at the most: what comes in, half of
-what goes out, and of one row 1.5 inside the feed-forward, 0.75 around it; in its attention 2 and q, k and v.
+A batch of long rows goes through the attention one row after the other, then through the feed-forward, with
+the same numbers; weights are cast to INT8 once for all rows. In units of the hidden states of one row (N, D),
+16 bits, a CFG batch in INT8 so holds 8 at the most: 2 that came in, 2 that go out, and in the attention of a
+row q, k, v and what comes of them; 3.5 in its feed-forward. Beside them the weights that are cast.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from ..kernels import (
     gelu_int8,
     hadamard_quantize_int8,
     int8_linear,
+    int8_weight,
     magnitudes,
     norm_modulate,
     norm_modulate_int8,
@@ -153,23 +156,51 @@ def block_forward(
         (video, text) after the block, new tensors.
     """
     activated = nn.functional.silu(time)
-    modulations = [_modulation(make(activated)) for make in parts.modulations]
+    first, second = (_modulation(make(activated)) for make in parts.modulations)
     batch, tokens = video.shape[0], video.shape[1] + text.shape[1]
-    if batch == 1 or tokens < PIECE or parts.together or run.wants_inputs:
-        return _block(Rows(run), index, parts, video, text, modulations, rotary)
-    made = [
-        _block(
-            Rows(run, (row,)),
-            index,
-            parts,
-            video[row : row + 1],
-            text[row : row + 1],
-            [tuple(part[row : row + 1] for part in modulation) for modulation in modulations],
-            rotary,
-        )
-        for row in range(batch)
-    ]
-    return torch.cat([video for video, _ in made]), torch.cat([text for _, text in made])
+    apart = batch > 1 and tokens >= PIECE and not parts.together and not run.wants_inputs
+    rows = [(Rows(run, (row,)), slice(row, row + 1)) for row in range(batch)] if apart else [(Rows(run), ...)]
+    new_video, new_text = video.new_empty(video.shape), text.new_empty(text.shape)
+    casts = Casts()
+    for one, at in rows:
+        out = new_text[at], new_video[at]
+        _attention(one, index, parts, casts, video[at], text[at], _of(first, at), rotary, out)
+    casts = Casts()
+    for one, at in rows:
+        _feed_forward(one, index, parts, casts, (new_text[at], new_video[at]), _of(second, at))
+    return new_video, new_text
+
+
+def _of(modulation: Modulation, at: Any) -> Modulation:
+    shift, scale, gate = modulation
+    return shift[at], scale[at], gate[at]
+
+
+class Casts:
+    """Weights of a block's linears as INT8, cast when first asked for."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, ...], tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = {}
+
+    def __call__(
+        self, linears: Mapping[str, BlockLinear]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Values, scales and bias of linears side by side, as `int8_linear` takes them."""
+        kinds = tuple(linears)
+        if kinds not in self._made:
+            weights = [one.weight for one in linears.values()]
+            cast = int8_weight([(one.data, one.scale, one.global_scale) for one in weights])
+            self._made[kinds] = *cast, _beside([one.bias for one in linears.values()], weights)
+        return self._made[kinds]
+
+
+def _beside(biases: Sequence[torch.Tensor | None], weights: Sequence[QuantizedWeight]) -> torch.Tensor | None:
+    """The biases of linears as one, zeros where there is none; None if there is none at all."""
+    if len(biases) == 1 or all(bias is None for bias in biases):
+        return biases[0]
+    like = next(bias for bias in biases if bias is not None)
+    given = zip(biases, weights, strict=True)
+    return torch.cat([like.new_zeros(one.out_features) if bias is None else bias for bias, one in given])
 
 
 @dataclass(frozen=True)
@@ -207,67 +238,53 @@ class Rows:
 # A large tensor is handed on without a name, so that it is freed as soon as it is used.
 
 
-def _block(
-    run: Rows,
-    index: int,
-    parts: BlockParts,
-    video: torch.Tensor,
-    text: torch.Tensor,
-    modulations: Sequence[Modulation],
-    rotary: Rotary | None,
-) -> Pair:
-    text, video = _attention(run, index, parts, video, text, modulations[0], rotary)
-    text, video = _feed_forward(run, index, parts, video, text, modulations[1])
-    return video, text
-
-
 def _attention(
     run: Rows,
     index: int,
     parts: BlockParts,
+    casts: Casts,
     video: torch.Tensor,
     text: torch.Tensor,
     modulation: Modulation,
     rotary: Rotary | None,
-) -> Pair:
+    out: Pair,
+) -> None:
+    """Text and video after the attention, written to `out`."""
     shift, scale, gate = modulation
-    y = _project(
-        run,
-        index,
-        parts,
+    project = partial(_project, run, index, parts, casts)
+    y = project(
         ("attn_out",),
         _as_it_is(
             _attend(
                 parts,
-                _project(run, index, parts, QKV, _modulated(parts.norms[0], video, text, scale, shift)),
+                project(QKV, _modulated(parts.norms[0], video, text, scale, shift)),
                 rotary,
                 text.shape[1],
             )
         ),
     )
-    return gate_residual(text, video, y, gate)
+    gate_residual(text, video, y, gate, out)
 
 
 def _feed_forward(
-    run: Rows,
-    index: int,
-    parts: BlockParts,
-    video: torch.Tensor,
-    text: torch.Tensor,
-    modulation: Modulation,
-) -> Pair:
+    run: Rows, index: int, parts: BlockParts, casts: Casts, streams: Pair, modulation: Modulation
+) -> None:
+    """Text and video after the feed-forward, in place of what they were."""
     shift, scale, gate = modulation
+    text, video = streams
     x = _modulated(parts.norms[1], video, text, scale, shift)
     if all(run.in_int8(index, {kind: parts.linears[kind]}) for kind in ("ff_proj", "ff_out")):
-        y = _feed_forward_int8(run, index, parts, x)
+        y = _feed_forward_int8(run, index, parts, casts, x)
     else:
-        y = _project(run, index, parts, ("ff_out",), _activated(_project(run, index, parts, ("ff_proj",), x)))
-    return gate_residual(text, video, y, gate)
+        project = partial(_project, run, index, parts, casts)
+        y = project(("ff_out",), _activated(project(("ff_proj",), x)))
+    gate_residual(text, video, y, gate, streams)
 
 
-def _feed_forward_int8(run: Rows, index: int, parts: BlockParts, x: _Input) -> torch.Tensor:
+def _feed_forward_int8(run: Rows, index: int, parts: BlockParts, casts: Casts, x: _Input) -> torch.Tensor:
     """The two linears and the GELU, (B, N, D); the inside is quantized piece by piece, as it is made."""
     proj, out = parts.linears["ff_proj"], parts.linears["ff_out"]
+    weight, weight_out = casts({"ff_proj": proj}), casts({"ff_out": out})
     q, row_scale, *measured = x.quantized(proj.weight.hadamard, run.watches_outliers)
     tokens = q.shape[0] // x.batch
     run.ran(index, ("ff_proj",), tokens, ratio_of(measured) if measured else None)
@@ -276,7 +293,7 @@ def _feed_forward_int8(run: Rows, index: int, parts: BlockParts, x: _Input) -> t
     found = []
     for first, last in pieces:
         found += gelu_int8(
-            _int8_product(q[first:last], row_scale[first:last], [proj], x.dtype).view(
+            int8_linear(q[first:last], row_scale[first:last], *weight, x.dtype).view(
                 -1, min(last - first, tokens), inside[0].shape[1]
             ),
             out.weight.hadamard,
@@ -286,7 +303,7 @@ def _feed_forward_int8(run: Rows, index: int, parts: BlockParts, x: _Input) -> t
     ratio = _item_ratios(found, pieces, tokens) if found else None
     run.ran(index, ("ff_out",), tokens, ratio)
     del q, row_scale
-    return _int8_product(*inside, [out], x.dtype).view(x.batch, tokens, -1)
+    return int8_linear(*inside, *weight_out, x.dtype).view(x.batch, tokens, -1)
 
 
 def _pieces(batch: int, tokens: int) -> list[tuple[int, int]]:
@@ -318,7 +335,9 @@ def _item_ratios(
     )
 
 
-def _project(run: Rows, index: int, parts: BlockParts, kinds: tuple[str, ...], x: _Input) -> torch.Tensor:
+def _project(
+    run: Rows, index: int, parts: BlockParts, casts: Casts, kinds: tuple[str, ...], x: _Input
+) -> torch.Tensor:
     """The linears `kinds` on one input, side by side: (B, N, sum of their widths)."""
     linears = {kind: parts.linears[kind] for kind in kinds}
     if not run.in_int8(index, linears):
@@ -329,15 +348,8 @@ def _project(run: Rows, index: int, parts: BlockParts, kinds: tuple[str, ...], x
     q, row_scale, *measured = x.quantized(linears[kinds[0]].weight.hadamard, run.watches_outliers)
     del x  # it may hold what was quantized
     run.ran(index, kinds, q.shape[0] // batch, ratio_of(measured) if measured else None)
-    y = _int8_product(q, row_scale, list(linears.values()), dtype)
+    y = int8_linear(q, row_scale, *casts(linears), dtype)
     return y.view(batch, -1, y.shape[1])
-
-
-def _int8_product(
-    q: torch.Tensor, row_scale: torch.Tensor, linears: Sequence[BlockLinear], dtype: torch.dtype
-) -> torch.Tensor:
-    weights = [(one.weight.data, one.weight.scale, one.weight.global_scale) for one in linears]
-    return int8_linear(q, row_scale, weights, [one.bias for one in linears], dtype)
 
 
 def _modulated(

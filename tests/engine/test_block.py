@@ -209,6 +209,10 @@ def test_the_feed_forward_in_pieces_is_the_same(monkeypatch):
     cache = DeltaCacheConfig(threshold=0.0)
     inp = torch.randn(2, 21, 128), torch.randn(2, 3, 128)
     parts, product = describe(model.transformer_blocks[0], SMALL), block_module.int8_linear
+    cast, casts = block_module.int8_weight, []
+    monkeypatch.setattr(
+        block_module, "int8_weight", lambda weights: (casts.append(len(weights)), cast(weights))[1]
+    )
 
     def result(piece: int):
         monkeypatch.setattr(block_module, "PIECE", piece)
@@ -226,12 +230,13 @@ def test_the_feed_forward_in_pieces_is_the_same(monkeypatch):
     assert rows == [48, 48, 48, 48]
     for piece, expected in (
         (47, [48, 48, 24, 24, 48]),
-        (12, [24, 24, 12, 12, 24] * 2),
-        (7, [24, 24, *[6] * 4, 24] * 2),
-        (5, [24, 24, 5, 5, 5, 5, 4, 24] * 2),
+        (12, [24] * 4 + [12, 12, 24] * 2),  # the attention of each row, then the feed-forwards
+        (7, [24] * 4 + [*[6] * 4, 24] * 2),
+        (5, [24] * 4 + [5, 5, 5, 5, 4, 24] * 2),
     ):
+        casts.clear()
         pieces, rows, same_ratios = result(piece)
-        assert rows == expected
+        assert rows == expected and casts == [3, 1, 1, 1]  # q, k and v as one; once for all rows and pieces
         assert all(torch.equal(a, b) for a, b in zip(whole, pieces, strict=True))
         torch.testing.assert_close(list(same_ratios.values()), list(ratios.values()))
 

@@ -185,6 +185,14 @@ def test_twin_adds_by_gate(device, run_both, make, case, dtype):
             unit = max(torch.finfo(dtype).eps, 1e-6) if device == "cpu" else 1e-6
             assert (b - want).abs().max() <= 2 * (a - want).abs().max() + unit * want.abs().max()
     assert got[1].data_ptr() != arguments[1].data_ptr()
+    places = tuple(torch.full_like(stream, torch.nan) for stream in arguments[:2])
+    for backend in ("reference", "triton"):  # into places of their own, then in place
+        with use_backend(backend):
+            made = gate_residual(*arguments)
+            for out in (places, tuple(stream.clone() for stream in arguments[:2])):
+                streams = arguments[:2] if out is places else out
+                written = gate_residual(*streams, *arguments[2:], out)
+                assert all(w is o and torch.equal(w, m) for w, o, m in zip(written, out, made, strict=True))
 
 
 def test_modulation_may_be_slices(device, run_both, streams, make):
@@ -243,6 +251,10 @@ def test_wrong_arguments_are_named(streams, make):
         (
             lambda: gate_residual(text, video, y, gate[:1]),
             "gate_residual needs gate as a float .*2, 48.",
+        ),
+        (
+            lambda: gate_residual(text, video, y, gate, (text, video.mT)),
+            "gate_residual needs out as contiguous tensors like its streams",
         ),
     ):
         with pytest.raises(ValueError, match=message) as error:

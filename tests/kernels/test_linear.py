@@ -11,6 +11,7 @@ from sixbit_diffusion.kernels import (
     dequantize_nvfp4,
     hadamard_quantize_int8,
     int8_linear,
+    int8_weight,
     linear_w4a4,
     linear_w4a8,
     linear_w4a16,
@@ -54,10 +55,12 @@ def test_weights_side_by_side_are_each_by_itself(device, run_both, layer, make):
     x, triple, bias, _ = layer(9, 64, 20, 16, device=device)
     other = quantize_nvfp4(make(33, 64, device=device, seed=5), per_row=True)
     q, row_scale = hadamard_quantize_int8(x, 16)
-    for biases in ([bias, None], [None, None]):
-        for (y,) in run_both(int8_linear, q, row_scale, [triple, other], biases, torch.float16):
+    cast = int8_weight([triple, other])
+    for beside in (torch.cat([bias, bias.new_zeros(33)]), None):
+        for (y,) in run_both(int8_linear, q, row_scale, *cast, beside, torch.float16):
             assert y.shape == (9, 53) and y.dtype == torch.float16
-            assert torch.equal(y[:, :20], linear_w4a8(x, *triple, biases[0], 16).half())
+            own = bias if beside is not None else None
+            assert torch.equal(y[:, :20], linear_w4a8(x, *triple, own, 16).half())
             assert torch.equal(y[:, 20:], linear_w4a8(x, *other, None, 16).half())
 
 
@@ -204,14 +207,17 @@ def test_wrong_arguments_are_named(layer):
             assert str(error.value).startswith(linear.__name__)
 
     q, row_scale = hadamard_quantize_int8(x, 16)
-    weight = (data, scale, global_scale)
+    channels, channel_scale = int8_weight([(data, scale, global_scale)])
     for arguments, message in (
-        ((x, row_scale, [weight], [None]), "q as a 2-D int8 tensor, got .4, 32. float32"),
-        ((q, row_scale[:2], [weight], [None]), "row_scale as float32 .4, 1., got .2, 1."),
-        ((q, row_scale, [weight], []), "a bias or None per weight, got 1 and 0"),
-        ((q, row_scale, [], []), "got 0 and 0"),
-        ((q[:, :16], row_scale, [weight], [None]), "q with 32 columns"),
-        ((q, row_scale, [weight], [bias[:5]]), "bias as a float tensor .16,., got .5,."),
+        ((x, row_scale, channels, channel_scale, None), "q as a 2-D int8 tensor, got .4, 32. float32"),
+        ((q, row_scale[:2], channels, channel_scale, None), "scale of q as float32 .4, 1., got .2, 1."),
+        ((q, row_scale, channels.float(), channel_scale, None), "channels as a 2-D int8 tensor"),
+        (
+            (q, row_scale, channels, channel_scale.T, None),
+            "scale of channels as float32 .16, 1., got .1, 16",
+        ),
+        ((q[:, :16], row_scale, channels, channel_scale, None), "q with 32 columns"),
+        ((q, row_scale, channels, channel_scale, bias[:5]), "bias as a float tensor .16,., got .5,."),
     ):
         with pytest.raises(ValueError, match=message) as error:
             int8_linear(*arguments, torch.float32)

@@ -10,6 +10,7 @@ from sixbit_diffusion.kernels import (
     Op,
     hadamard_quantize_int8,
     int8_linear,
+    int8_weight,
     linear_torch,
     linear_w4a8,
     linear_w4a16,
@@ -37,8 +38,8 @@ def operands(rows: int, inner: int, sizes: tuple[int, ...], make, block: int = 1
     x = make(rows, inner)
     x[rows // 2 :][:1] = 0
     weights = [quantize_nvfp4(make(n, inner, seed=n)) for n in sizes]
-    biases = [None if i == 1 else make(n, seed=i, dtype=torch.bfloat16) for i, n in enumerate(sizes)]
-    return (*hadamard_quantize_int8(x, block), weights, biases)
+    bias = None if len(sizes) == 2 else make(sum(sizes), dtype=torch.bfloat16)
+    return (*hadamard_quantize_int8(x, block), *int8_weight(weights), bias)
 
 
 def by(backend: str, op: Op, *args: object) -> torch.Tensor:
@@ -48,7 +49,7 @@ def by(backend: str, op: Op, *args: object) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("sizes", [(24,), (16, 32, 8)])
+@pytest.mark.parametrize("sizes", [(24,), (24, 16), (16, 32, 8)])
 def test_whole_sums_give_the_bits_of_the_reference(name, dtype, sizes, make, without_triton):
     given = (*operands(40, 128, sizes, make), dtype)
     without_triton(name)
@@ -70,20 +71,20 @@ def test_pieces_of_many_rows_are_the_whole(name, make, without_triton, monkeypat
 def test_sixteen_bits_hold_the_largest_sums(dtype, without_triton):
     K = 4096  # 127 * 127 * K is a thousand times what float16 holds
     q = torch.full((2, K), 127, dtype=torch.int8)
-    weight = quantize_nvfp4(torch.ones(16, K))
+    weight = int8_weight([quantize_nvfp4(torch.ones(16, K))])
     without_triton("half")
-    given = (q, torch.full((2, 1), 1 / 127), [weight], [torch.ones(16)], dtype)
+    given = (q, torch.full((2, 1), 1 / 127), *weight, torch.ones(16), dtype)
     assert int8_linear.select(*given) == "half"
     torch.testing.assert_close(int8_linear(*given), torch.full((2, 16), K + 1.0, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_errs_at_most_twice_as_much_as_rounding(dtype, make, without_triton):
-    q, row_scale, weights, biases = operands(40, 256, (48,), make)
-    exact = by("reference", int8_linear, q, row_scale, weights, biases, torch.float32)
-    once = (by("reference", int8_linear, q, row_scale, weights, biases, dtype).float() - exact).norm()
+    given = operands(40, 256, (48,), make)
+    exact = by("reference", int8_linear, *given, torch.float32)
+    once = (by("reference", int8_linear, *given, dtype).float() - exact).norm()
     without_triton("half")
-    got = int8_linear(q, row_scale, weights, biases, dtype)
+    got = int8_linear(*given, dtype)
     assert (got.float() - exact).norm() <= 2 * once
 
 
@@ -143,8 +144,7 @@ def test_the_product_is_chosen_by_gpu(monkeypatch, capability, has_kitchen, prod
 def test_on_a_gpu_at_model_sizes(name, inner, outer, make):
     if name == "kitchen" and not linear_torch.kitchen_multiplies():
         pytest.skip("comfy-kitchen has no INT8 linear for CUDA here")
-    q, row_scale, weights, biases = operands(4100, inner, (outer,), make, 128)
-    given = [t.cuda() for t in (q, row_scale)] + [[tuple(t.cuda() for t in weights[0])], [biases[0].cuda()]]
+    given = [t.cuda() for t in operands(4100, inner, (outer,), make, 128)]
     exact = by("reference", int8_linear, *given, torch.float32)
     once = (exact.bfloat16().float() - exact).norm()
     got = int8_linear.implementations[name][0](*given, torch.bfloat16)

@@ -113,6 +113,10 @@ def test_norm_and_gate(make, dtype, affine, words):
     for before, after in zip(*both(gate_residual, text, video, y, gate), strict=True):
         torch.testing.assert_close(after, before, rtol=torch.finfo(dtype).eps, atol=1e-6)
     assert gate_residual.select(text, video, y.float(), gate) == "reference"
+    with use_backend("half"):
+        made, places = gate_residual(text, video, y, gate), (text.clone(), video.clone())
+        written = gate_residual(*places, y, gate, places)
+    assert all(w is p and torch.equal(w, m) for w, p, m in zip(written, places, made, strict=True))
 
 
 @pytest.mark.parametrize("dtype", HALVES)
