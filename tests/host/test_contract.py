@@ -119,7 +119,7 @@ def test_nodes_only_grow(found: dict, release: Path) -> None:
 
 
 def test_the_newest_release_has_every_node_and_field(found: dict) -> None:
-    """Ids, names, types, defaults and outputs of today: what is new in them goes into the newest file, too."""
+    """Ids, names, types, defaults and outputs of today: what is new goes into the newest file, too."""
 
     def pinned(schemas: dict) -> dict:
         kept = ("name", "type", "optional", "default")
