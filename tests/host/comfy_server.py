@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,8 +81,8 @@ class Server:
     """A ComfyUI of its own, whose every folder lies under `base`."""
 
     def __init__(self, host, base: Path) -> None:
-        (base / "custom_nodes").mkdir(parents=True)
-        (base / "models" / "diffusion_models").mkdir(parents=True)
+        (base / "custom_nodes").mkdir(parents=True, exist_ok=True)
+        (base / "models" / "diffusion_models").mkdir(parents=True, exist_ok=True)
         (base / "custom_nodes" / "sixbit").symlink_to(ROOT, target_is_directory=True)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -122,6 +122,12 @@ class Server:
 
     def execute(self, prompt: dict, seconds: float = 580) -> dict:
         """Outputs by node id of a prompt that must succeed."""
+        done = self.outcome(prompt, seconds)
+        assert done["status"]["status_str"] == "success", self.tail()
+        return done["outputs"]
+
+    def outcome(self, prompt: dict, seconds: float = 580) -> dict:
+        """What the host keeps of a prompt that it must queue, once it has ended."""
         try:
             key = self.ask("prompt", {"prompt": prompt})["prompt_id"]
         except urllib.error.HTTPError as error:
@@ -130,8 +136,7 @@ class Server:
         while time.monotonic() < end:
             done = self.ask(f"history/{key}").get(key)
             if done:
-                assert done["status"]["status_str"] == "success", self.tail()
-                return done["outputs"]
+                return done
             time.sleep(0.5)
         pytest.fail(f"the prompt did not end: {self.tail()}")
 
@@ -145,7 +150,24 @@ class Server:
 
 
 @contextmanager
-def running_server(host: Host, base: Path) -> Iterator[Server]:
+def running_server(
+    host: Host,
+    base: Path,
+    make_models: Callable[[Path], None] | None = None,
+    nodes: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    """A server that has started.
+
+    Args:
+        make_models: writes into its folder of models.
+        nodes: file name -> source of custom nodes beside ours.
+    """
+    for name, source in (nodes or {}).items():
+        (base / "custom_nodes").mkdir(parents=True, exist_ok=True)
+        (base / "custom_nodes" / name).write_text(source, encoding="utf-8")
+    if make_models is not None:
+        (base / "models" / "diffusion_models").mkdir(parents=True)
+        make_models(base / "models")
     server = Server(host, base)
     try:
         server.wait()

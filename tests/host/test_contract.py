@@ -118,6 +118,20 @@ def test_nodes_only_grow(found: dict, release: Path) -> None:
         assert all(added["optional"] for added in now["inputs"][len(before["inputs"]) :]), node
 
 
+def test_the_newest_release_has_every_node_and_field(found: dict) -> None:
+    """Ids, names, types, defaults and outputs of today: what is new goes into the newest file, too."""
+
+    def pinned(schemas: dict) -> dict:
+        kept = ("name", "type", "optional", "default")
+        return {
+            node: ([{key: entry[key] for key in kept} for entry in schema["inputs"]], schema["outputs"])
+            for node, schema in schemas.items()
+        }
+
+    newest = max(GOLDEN, key=lambda path: tuple(map(int, path.stem.split("."))))
+    assert pinned(json.loads(newest.read_text(encoding="utf-8"))) == pinned(found["schemas"])
+
+
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_workflows_fit_the_nodes(found: dict, path: Path) -> None:
     """Both forms: {id: {class_type, inputs}} of the API, and the editor's list of nodes."""

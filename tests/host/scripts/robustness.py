@@ -4,6 +4,8 @@ from boot import ARGUMENTS, pack  # isort: split
 
 import gc
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import comfy.model_management
@@ -209,24 +211,80 @@ def conditionings_may_come_and_go() -> list[str]:
     return bad
 
 
+MACHINES = {  # as torch tells of them -> what they multiply with
+    "GTX 10": ("cuda", (6, 1), False, "reference"),
+    "RTX 20": ("cuda", (7, 5), False, "reference"),
+    "A100": ("cuda", (8, 0), False, "INT8"),
+    "RTX 30": ("cuda", (8, 6), False, "INT8"),
+    "RTX 40": ("cuda", (8, 9), False, "INT8"),
+    "H100": ("cuda", (9, 0), False, "INT8"),
+    "B200": ("cuda", (10, 0), False, "FP4 and INT8"),
+    "RTX 50": ("cuda", (12, 0), False, "FP4 and INT8"),
+    "AMD": ("cuda", None, True, "reference"),
+    "AMD that names a capability": ("cuda", (11, 0), True, "reference"),
+    "Apple": ("mps", None, False, "reference"),
+    "CPU": ("cpu", None, False, "reference"),
+}
+BITS = {  # router, compute -> bits of activations without FP4 units, and with them; None as they come
+    None: {"reference": None, "INT8": 8, "FP4 and INT8": 8},
+    ("bf16", "auto"): {"reference": 16, "INT8": 16, "FP4 and INT8": 16},
+    ("int8", "auto"): {"reference": 8, "INT8": 8, "FP4 and INT8": 8},
+    ("nvfp4", "auto"): {"reference": 8, "INT8": 8, "FP4 and INT8": 4},
+    ("nvfp4", "emulate"): {"reference": 4, "INT8": 4, "FP4 and INT8": 4},
+    ("random", "auto"): {"reference": 8, "INT8": 8, "FP4 and INT8": "mixed"},
+    ("random", "emulate"): {"reference": "mixed", "INT8": "mixed", "FP4 and INT8": "mixed"},
+}
+
+
+@contextmanager
+def on_machine(kind: tuple) -> Iterator[None]:
+    """Every module that asks for the path of the device is told that of a machine."""
+    device, capability, hip, _ = kind
+    path = MACHINE.compute_path(device, capability, hip)
+    asking = [pack(f"nodes.{name}") for name in ("dmpq", "run", "status")]
+    own = MACHINE.path_of
+    for module in asking:
+        module.path_of = lambda _: path
+    try:
+        yield
+    finally:
+        for module in asking:
+            module.path_of = own
+
+
+def gets_a_path(model, told: tuple[str, str] | None, units: str) -> str:
+    """What is wrong with a run of one precision on a machine with these units; "" for nothing."""
+    expected = BITS[told][units]
+    with log_lines() as lines:
+        if told is not None:
+            model = DMPQ.execute(model, "balanced", router=told[0], compute=told[1]).args[0]
+        out = sample(model, steps=2)
+    said = [line.removeprefix("6Bit: ") for line in lines if line.startswith("6Bit: ")]
+    starts = "activations as they come; needs" if expected is None else f"{units}, router "
+    bits = report(model).average_activation_bits
+    right = {None: bits == 16, "mixed": 4 <= bits <= 8}.get(expected, bits == expected)
+    if not torch.isfinite(out).all() or not right or not clean(model):
+        return f"{bits} bits"
+    if len(said) != 1 + (told is not None) or not said[-1].startswith(starts):
+        return f"says {said}"
+    return ""
+
+
 @check
 def every_gpu_gets_a_path() -> list[str]:
-    model, bad = load("tiny/", "6-bit"), []
-    own = DMPQ.execute.__globals__["path_of"]
-    kinds = {(7, 5): "int8", (8, 0): "int8", (9, 0): "int8", (10, 0): "random", (12, 0): "random"}
-    try:
-        for capability, router in kinds.items():
-            path = MACHINE.compute_path("cuda", capability)
-            DMPQ.execute.__globals__["path_of"] = lambda device, path=path: path
+    """In every precision: the right arithmetic, one line before it samples, never a crash."""
+    six_bit, bad = load("tiny/", "6-bit"), []
+    for name, kind in MACHINES.items():
+        with on_machine(kind):
+            for told in BITS:
+                if wrong := gets_a_path(six_bit, told, kind[3]):
+                    bad.append(f"{name}, {told}: {wrong}")
             with log_lines() as lines:
-                routed = DMPQ.execute(model, "balanced", router="random").args[0]
-            out = sample(routed)
-            if report(routed).router != router or not torch.isfinite(out).all():
-                bad.append(f"{capability}: {report(routed).router}")
-            if len([line for line in lines if line.startswith("6Bit: ")]) != 1:
-                bad.append(f"{capability}: {lines}")
-    finally:
-        DMPQ.execute.__globals__["path_of"] = own
+                full = sample(TDC.execute(load(), "off").args[0], steps=2)
+            if not torch.isfinite(full).all() or not any(
+                "activations as they come" in line for line in lines
+            ):
+                bad.append(f"{name}, as stored: {lines}")
     return bad
 
 
