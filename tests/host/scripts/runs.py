@@ -535,16 +535,17 @@ def six_bit_blocks_are_fused() -> list[str]:
             with unfused():
                 expected = sample(patcher, steps=steps)
             attended.clear()
-            with calls_of(SWAP, "block_forward") as blocks, calls_of(BLOCK, "int8_linear") as linears:
+            with calls_of(SWAP, "block_forward") as blocks, calls_of(BLOCK, "int8_weight") as casts:
                 out = sample(patcher, steps=steps)
             seen = report(patcher)
             computed = round((1 - seen.skipped_fraction) * seen.evaluations * 2)
             if len(blocks) != computed or (len(attended) != computed if override else attended):
                 bad.append(f"{name}: {len(blocks)} and {len(attended)} of {computed} computed blocks")
-            if [len(args[2]) for args, _ in linears] != products * computed:
+            if [len(args[0]) for args, _ in casts] != products * computed:
                 bad.append(f"{name}: other products")
-            # What lies between two codes may fall either way.
-            near = 1e-5 if name in ("the cache alone", "nvfp4") else 0.01
+            # What lies between two codes may fall either way: one of NVFP4 moved a step's result by 2.3e-5 on
+            # one processor, by nothing on another. A block that is wrong is a hundred times further off.
+            near = {"the cache alone": 1e-5, "nvfp4": 1e-4}.get(name, 0.01)
             if not relative(out, expected) < near or not clean(model):
                 bad.append(f"{name}: {relative(out, expected)} from the host's own blocks")
     return bad
