@@ -544,7 +544,7 @@ def six_bit_blocks_are_fused() -> list[str]:
             if [len(args[2]) for args, _ in linears] != products * computed:
                 bad.append(f"{name}: other products")
             # What lies between two codes may fall either way.
-            near = 1e-5 if name in ("the cache alone", "nvfp4") else 0.01
+            near = 1e-5 if name == "the cache alone" else 0.01
             if not relative(out, expected) < near or not clean(model):
                 bad.append(f"{name}: {relative(out, expected)} from the host's own blocks")
     return bad
