@@ -12,7 +12,6 @@ from diffusers import CogVideoXTransformer3DModel
 from measure import elapsed_ms, relative
 from sixbit_diffusion.engine.attach import attached, block_linears, describe
 from sixbit_diffusion.engine.linears import QuantizedLinear, waiting
-from sixbit_diffusion.engine.memory import sampling_bytes
 from sixbit_diffusion.engine.schedule import Evaluation
 from sixbit_diffusion.kernels import block_hadamard, hadamard_block_size, quantize_nvfp4, use_backend
 from sixbit_diffusion.sixbit_core.block import block_forward
@@ -20,6 +19,7 @@ from sixbit_diffusion.sixbit_core.config import DeltaCacheConfig, DMPQConfig
 from sixbit_diffusion.sixbit_core.delta_cache import bytes_on_gpu
 from sixbit_diffusion.sixbit_core.families.cogvideox import PUBLISHED, CogVideoXFamily
 from sixbit_diffusion.sixbit_core.layout import BlockLayout
+from sixbit_diffusion.sixbit_core.memory import sampling_bytes
 from sixbit_diffusion.sixbit_core.quantized import QuantizedWeight
 from sixbit_diffusion.sixbit_core.report import RunReport
 from sixbit_diffusion.sixbit_core.run import RunState, run_block

@@ -19,11 +19,12 @@ import torch
 from ..kernels import backend_line, tuning_seconds
 from ..sixbit_core.checkpoint import CheckpointError
 from ..sixbit_core.config import NATIVE_FP4
+from ..sixbit_core.memory import FULL, sampling_bytes
 from ..sixbit_core.report import spelled_bytes
 from .errors import InputError
 from .facts import ModelFacts, check_clip, read_facts
 from .machine import Machine, find_machine, versions
-from .memory import check_memory, sampling_bytes
+from .memory import check_memory
 from .settings import Choice, RunSettings, settle
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def _memory_line(facts: ModelFacts, settings: RunSettings, clip: ClipSpec, machi
     )
     streams = 2 if clip.guided else 1
     hidden = facts.tokens(clip.size, clip.frames) * facts.width * dtype.itemsize
-    inside = sampling_bytes("full" if settings.dmpq is None else settings.dmpq.router, hidden, streams)
+    inside = sampling_bytes(FULL if settings.dmpq is None else settings.dmpq.router, hidden, streams)
     return (
         f"memory: transformer {spelled_bytes(weights)} (16-bit {spelled_bytes(full)}), "
         f"delta cache {spelled_bytes(cache)}, sampling beside them about {spelled_bytes(inside)}; "

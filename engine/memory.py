@@ -3,33 +3,14 @@
     bytes = max((streams + 2) · tokens · width · b, 3 · frames · height · width · (b + 4))
 
 The first is a block's hidden states and the four times wider inside of one stream's feed-forward in INT8; the
-second the decoded clip, in the type of the run (b bytes a value) and in float32. Real runs need more: this
-never refuses one that fits. What they do need beside weights and delta cache is counted from what a block
-holds at once (`sixbit_core/block.py`): the hidden states of all streams twice, and those of one `HELD` times
-more. In full precision it is 13 times all of them, as measured on the 5B, one H200.
+second the decoded clip, in the type of the run (b bytes a value) and in float32. Real runs need more
+(`sixbit_core/memory.py`): this never refuses one that fits.
 """
 
 from ..sixbit_core.report import spelled_bytes
 from .errors import InputError
 from .facts import ModelFacts
 from .machine import Machine
-
-HELD = {"int8": 3.9}
-HELD_OTHERWISE = 9.7  # blocks with a linear in NVFP4 or 16 bits
-HELD_IN_FULL = 13.0  # of all streams
-
-
-def sampling_bytes(formats: str, hidden: int, streams: int) -> int:
-    """Bytes expected beside weights and delta cache.
-
-    Args:
-        formats: "full" for full precision, "int8" where every activation is, or anything else.
-        hidden: bytes of the hidden states of one stream.
-        streams: of the batch.
-    """
-    if formats == "full":
-        return int(HELD_IN_FULL * streams * hidden)
-    return int((2 * streams + HELD.get(formats, HELD_OTHERWISE)) * hidden)
 
 
 def least_bytes(facts: ModelFacts, size: tuple[int, int], frames: int, guided: bool, itemsize: int) -> int:

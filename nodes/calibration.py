@@ -27,6 +27,7 @@ from ..sixbit_core.run import RunState
 from ..sixbit_core.thresholds import solve_thetas, trials
 from .branches import KEY as LORAS
 from .bridge import layout_of, settings_of, with_settings
+from .reserve import running
 from .run import RUN
 
 BITS = (5.0, 6.0, 7.0)
@@ -151,7 +152,8 @@ def _recording(state: RunState, executor: Any, *args: Any, **kwargs: Any) -> Any
     options["transformer_options"][RUN] = replace(options["transformer_options"][RUN], state=state)
     guider.model_options = options
     try:
-        result = executor(*args, **kwargs)
+        with running(None):  # every input is watched, so that blocks take more than in other runs
+            result = executor(*args, **kwargs)
         state.finish()
         return result
     finally:

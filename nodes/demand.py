@@ -4,7 +4,40 @@ from dataclasses import dataclass
 
 import torch
 
+from ..sixbit_core.block import PIECE
 from ..sixbit_core.delta_cache import bytes_in_host_memory, bytes_needed, bytes_on_gpu, resolve_location
+from ..sixbit_core.memory import FULL, sampling_bytes
+
+
+@dataclass(frozen=True)
+class BlockMemory:
+    """What is known before a run of the memory that its blocks will take.
+
+    Attributes:
+        text: tokens of the longest text.
+        formats: of the activations, as `sampling_bytes` takes them.
+        together: a block takes all rows of a batch at once.
+        alone: what runs in the blocks is ours and torch's. Else the host's own figure, made for its own
+            blocks and its own attention, counts where it is larger.
+    """
+
+    text: int
+    formats: str = FULL
+    together: bool = False
+    alone: bool = False
+
+    def bytes_beside(self, host: int, tokens: int, width: int, itemsize: int, rows: int) -> int:
+        """Bytes that sampling takes beside weights and delta cache.
+
+        Args:
+            host: what the host expects.
+            tokens: video and text tokens of one row of the batch.
+            width: of the hidden states; `itemsize`, bytes of a value.
+            rows: of the batch.
+        """
+        hidden = tokens * width * itemsize
+        ours = sampling_bytes(self.formats, hidden, rows, self.together or tokens < PIECE)
+        return ours if self.alone else max(host, ours)
 
 
 @dataclass(frozen=True)
@@ -13,7 +46,7 @@ class Demand:
 
     Attributes:
         weights: bytes of the model; `loaded`, those on the device already.
-        sampling: bytes that the host expects to need beside them.
+        sampling: bytes that are expected to be needed beside them.
         tokens: video and text tokens of one stream; `width`, their channels; `dtype`, what they are in.
         blocks: of the model; `streams`, conditionings times clips.
     """

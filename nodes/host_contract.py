@@ -139,6 +139,7 @@ _MODEL: Table = {
         **{f"CogVideoXBlock.{name}": "" for name in ("norm1", "norm2", "norm_q", "norm_k")},
         **{f"CogVideoXLayerNormZero.{name}": "" for name in ("linear", "norm")},
     },
+    ("fused blocks", "comfy.ldm.modules.attention"): {"get_attention_function": "name default"},
     ("fused blocks", "comfy.model_patcher"): {'"optimized_attention_override"': ""},
     ("interrupting", "comfy.ops"): {"run_every_op": ""},
     ("interrupting", "comfy.model_management"): {"throw_exception_if_processing_interrupted": ""},
@@ -210,6 +211,11 @@ _MODEL: Table = {
     },
     ("telling conditionings apart", "comfy.samplers"): {"calc_cond_batch": "model conds", '"uuids"': ""},
     ("telling conditionings apart", "comfy.sampler_helpers"): {'"uuid"': ""},
+    ("memory of a run", "comfy.sampler_helpers"): {'"cross_attn"': ""},
+    ("memory of a run", "comfy.model_patcher"): {
+        "ModelPatcher.object_patches": "",
+        "ModelPatcher.patches": "",
+    },
     ("compiling blocks", "comfy_api.torch_helpers.torch_compile"): {"TORCH_COMPILE_KWARGS": ""},
     ("room for the delta cache", "comfy.sampler_helpers"): {
         "prepare_sampling": "model noise_shape conds model_options",

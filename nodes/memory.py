@@ -1,28 +1,82 @@
 """What a coming run takes of a device's memory, and what is left there for the delta cache."""
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import comfy.model_management
 import torch
 
-from .demand import Demand
+from ..sixbit_core.config import DMPQConfig
+from ..sixbit_core.memory import INT8
+from .branches import KEY as LORAS
+from .demand import BlockMemory, Demand
 from .linear import QuantizedLinear
+from .machine import REFERENCE, path_of
+from .swap import fused, has_override, takes_torchs_attention
+
+_NETWORK = "diffusion_model."  # what begins the name of an object patch on it
 
 
-def demand_of(patcher: Any, shape: Sequence[int], conditionings: int) -> Demand:
-    """What sampling a latent (B, C, frames, h, w) takes."""
+def block_memory(
+    patcher: Any, model_options: dict[str, Any], dmpq: DMPQConfig | None, compiles: bool, text: int
+) -> BlockMemory:
+    """What a run that decides over the blocks is known to take in them.
+
+    Args:
+        model_options: of the run.
+        dmpq: activation formats; None leaves them as they come.
+        compiles: whether the blocks or the model are to be compiled.
+        text: tokens of the longest text.
+    """
+    if compiles or _patched(patcher) or not fused(dmpq, patcher.model.diffusion_model.blocks):
+        return BlockMemory(text)
+    options = model_options["transformer_options"]
+    in_int8 = dmpq is not None and dmpq.router == INT8 and LORAS not in options
+    alone = takes_torchs_attention(options) and path_of(patcher.load_device) != REFERENCE
+    return BlockMemory(text, INT8 if in_int8 else "", has_override(options), alone)
+
+
+def _patched(patcher: Any) -> bool:
+    """Whether the host will change weights, maybe anew at each call, or others patch the network."""
+    return bool(patcher.patches) or any(name.startswith(_NETWORK) for name in patcher.object_patches)
+
+
+def sampling_bytes_of(model: Any, shape: Sequence[int], blocks: BlockMemory | None, host: float) -> int:
+    """Bytes expected beside the weights of a model of the host.
+
+    Args:
+        shape: of the latents (B, C, frames, h, w), B all rows of the batch.
+        blocks: what is known of a run; None where the model runs as it is.
+        host: what the host expects.
+    """
+    if blocks is None:
+        return int(host)
+    network, dtype = model.diffusion_model, model.get_dtype_inference()
+    tokens = tokens_of(network, shape, blocks.text)
+    return blocks.bytes_beside(int(host), tokens, network.dim, dtype.itemsize, shape[0])
+
+
+def tokens_of(network: Any, shape: Sequence[int], text: int) -> int:
+    """Video and text tokens of one row of latents (B, C, frames, h, w), as the host pads them to patches."""
+    sides = network.patch_size_t or 1, network.patch_size, network.patch_size
+    return text + prod(-(-size // side) for size, side in zip(shape[-3:], sides, strict=True))
+
+
+def demand_of(
+    patcher: Any, shape: Sequence[int], conditionings: int, blocks: BlockMemory | None = None
+) -> Demand:
+    """What sampling a latent (B, C, frames, h, w) takes, with `blocks` as for `sampling_bytes_of`."""
     model, network = patcher.model, patcher.model.diffusion_model
-    patch = network.patch_size**2 * (network.patch_size_t or 1)
-    rows = shape[0] * conditionings
+    whole = [shape[0] * conditionings, *shape[1:]]
     return Demand(
         patcher.model_size(),
         patcher.loaded_size(),
-        int(model.memory_required([rows, *shape[1:]])),
-        shape[-3] * shape[-2] * shape[-1] // patch + network.max_text_seq_length,
+        sampling_bytes_of(model, whole, blocks, model.memory_required(whole)),
+        tokens_of(network, shape, network.max_text_seq_length if blocks is None else blocks.text),
         network.dim,
         len(network.blocks),
-        rows,
+        whole[0],
         model.get_dtype_inference(),
     )
 

@@ -4,6 +4,7 @@ The host's model knows neither the positions that 1.0 weights were trained with 
 counting, nor the noise schedule its stock samplers need; `positions` and `schedule` say what is right.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,9 @@ from comfy.ldm.cogvideo.model import CogVideoXPatchEmbed, CogVideoXTransformer3D
 
 from .clip import SPATIAL, ClipRules
 from .linear import QuantizedLinear
+from .memory import sampling_bytes_of
 from .positions import Grid, rotary_table, sincos_table
-from .reserve import reserved_bytes
+from .reserve import reserved_bytes, running_blocks
 from .schedule import at_terminal, sigmas
 
 _ARGUMENTS = (
@@ -194,9 +196,11 @@ class SixBitCogVideoX(comfy.model_base.CogVideoX):
             kwargs["concat_latent_image"] = image / square
         return super().concat_cond(**kwargs)
 
-    def memory_required(self, *args: Any, **kwargs: Any) -> float:
-        """Bytes beside the weights, as the host estimates them, and those reserved for the delta cache."""
-        return super().memory_required(*args, **kwargs) + reserved_bytes()
+    def memory_required(self, input_shape: Sequence[int], *args: Any, **kwargs: Any) -> int:
+        """Bytes beside the weights for latents (B, C, frames, h, w), as the host estimates them or as what is
+        known of the run has it, and those reserved for the delta cache."""
+        host = super().memory_required(input_shape, *args, **kwargs)
+        return sampling_bytes_of(self, input_shape, running_blocks(), host) + reserved_bytes()
 
     def apply_model(self, x: torch.Tensor, t: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The denoised latents; at the first noise level those that `schedule.at_terminal` has instead."""

@@ -1,10 +1,13 @@
-"""Bytes that the host is to leave free beside the weights it loads, for the duration of a block."""
+"""What the host is told of a run where it asks how much memory a model needs, while a block lasts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from .demand import BlockMemory
+
 _bytes: ContextVar[int] = ContextVar("sixbit_reserved", default=0)
+_blocks: ContextVar[BlockMemory | None] = ContextVar("sixbit_blocks", default=None)
 
 
 @contextmanager
@@ -18,5 +21,20 @@ def reserved(count: int) -> Iterator[None]:
 
 
 def reserved_bytes() -> int:
-    """What is reserved now; 0 outside a block."""
+    """What is to be left free beside the weights; 0 outside a block."""
     return _bytes.get()
+
+
+@contextmanager
+def running(blocks: BlockMemory | None) -> Iterator[None]:
+    """Inside, `running_blocks` is `blocks`."""
+    token = _blocks.set(blocks)
+    try:
+        yield
+    finally:
+        _blocks.reset(token)
+
+
+def running_blocks() -> BlockMemory | None:
+    """What is known of the memory of the run under way; None where its model runs as it is."""
+    return _blocks.get()

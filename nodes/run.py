@@ -23,12 +23,13 @@ from ..sixbit_core.predictor import Predictor
 from ..sixbit_core.report import RunMemory, spelled_bytes
 from ..sixbit_core.run import RunState
 from . import schedule
-from .demand import Demand
+from .conditionings import evaluated, longest_text
+from .demand import BlockMemory, Demand
 from .machine import default_dmpq, path_of
-from .memory import bytes_in_16_bits, demand_of, peak_bytes, reset_peak, room_for_cache
+from .memory import block_memory, bytes_in_16_bits, demand_of, peak_bytes, reset_peak, room_for_cache
 from .predictors import mismatch
 from .progress_text import StepText, executing_node, text_channel
-from .reserve import reserved
+from .reserve import reserved, running
 from .sampling import sampling_beside
 from .settings import Entry, Settings, mark_of, settings_in
 from .status import status_line
@@ -47,6 +48,7 @@ class ActiveRun:
         last_sigma: noise level of its last evaluation.
         cache_bytes: that the delta cache may take on the device.
         compiler: arguments of torch.compile, where the whole model was to be compiled.
+        blocks: what is known of their memory; None where the model runs as it is.
     """
 
     state: RunState
@@ -54,6 +56,7 @@ class ActiveRun:
     last_sigma: float = 0.0
     cache_bytes: int = 0
     compiler: dict[str, Any] | None = None
+    blocks: BlockMemory | None = None
 
 
 def outer_sample(
@@ -96,7 +99,7 @@ def outer_sample(
     reset_peak(device)
     try:
         shown = text.after(callback)
-        with tuning(dmpq is not None and dmpq.tune, _tell_tuning):
+        with running(run.blocks), tuning(dmpq is not None and dmpq.tune, _tell_tuning):
             result = executor(
                 noise, latent_image, sampler, sigmas, denoise_mask, shown, disable_pbar, seed, **rest
             )
@@ -127,7 +130,10 @@ def _deciding(
         logging.warning(
             f"6Bit: {_STEP_CACHE} skips whole evaluations that the delta cache never sees; use one of the two"
         )
-    demand = demand_of(patcher, noise.shape, _conditionings(guider))
+    compiler = _compiler(options)
+    text = longest_text(guider) or patcher.model.diffusion_model.max_text_seq_length
+    blocks = block_memory(patcher, options, settings.dmpq, compiler is not None, text)
+    demand = demand_of(patcher, noise.shape, evaluated(guider), blocks)
     cache = _placed(settings.cache, demand, patcher)
     state = RunState(layout(patcher.model.diffusion_model.blocks), settings.dmpq, cache, settings.predictor)
     if state.note:
@@ -138,13 +144,13 @@ def _deciding(
     logging.info(status_line(patcher.load_device, state.dmpq, cache, demand, free))
     last_sigma = float(sigmas[-2]) if len(sigmas) > 1 else float(sigmas[-1])
     held = 0 if cache is None else demand.cache_on_gpu(cache.location)
-    return ActiveRun(state, True, last_sigma, held, _compiler(options))
+    return ActiveRun(state, True, last_sigma, held, compiler, blocks)
 
 
 def _counting(guider: Any, noise: torch.Tensor) -> ActiveRun:
     """A run that leaves the model as it is."""
     patcher = guider.model_patcher
-    demand = demand_of(patcher, noise.shape, _conditionings(guider))
+    demand = demand_of(patcher, noise.shape, evaluated(guider))
     free = comfy.model_management.get_free_memory(patcher.load_device)
     logging.info(status_line(patcher.load_device, None, None, demand, free))
     return ActiveRun(RunState(layout(patcher.model.diffusion_model.blocks)), decides=False)
@@ -161,12 +167,6 @@ def _memory(patcher: Any) -> RunMemory:
 def _tell_tuning(what: str, number: int, candidates: int) -> None:
     if number == 1:
         logging.info(f"6Bit: tuning {what}, {candidates} candidates")
-
-
-def _conditionings(guider: Any) -> int:
-    """How many are evaluated at a step, at most; without guidance the negative ones are not."""
-    alone = getattr(guider, "cfg", None) == 1
-    return sum(len(conds) for name, conds in guider.conds.items() if not (alone and name == "negative"))
 
 
 def _unlike_calibration(

@@ -24,7 +24,7 @@ ABSENT = (
 @pytest.fixture(scope="module")
 def found(host, tmp_path_factory: pytest.TempPathFactory) -> dict:
     folder = tmp_path_factory.mktemp("models")
-    return host.run("gpu", folder=folder, size=[96, 64], frames=9, absent=ABSENT)
+    return host.run("gpu", folder=folder, absent=ABSENT)
 
 
 def test_it_stands_where_the_host_lacks_much(found: dict) -> None:

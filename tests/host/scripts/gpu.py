@@ -3,12 +3,13 @@ our node, sampled by the stock KSampler with Temporal Delta Cache; then queued a
 
     PYTHONPATH=COMFYUI python tests/host/scripts/gpu.py '{"cpu": false, "model": "5b"}'
 
-Arguments, a JSON object: "cpu" (true), "model" ("tiny", "2b", "5b", "1.5-5b"), "size" ([width, height]),
-"frames", "steps" (4), "preset" ("balanced"), "location" ("auto"), "dynamic" (false; true: comfy_aimdo streams
-weights, which the host turns on by itself on NVIDIA), "malloc" (false; true: torch's allocator as the host
-chooses it), "folder" (for the file; a temporary one), "absent" (modules to run without). What the host
-requires and is not installed is stood in for. The last line printed is the JSON answer; numbers are bytes
-and seconds, null for those of a GPU on a CPU.
+Arguments, a JSON object: "cpu" (true), "model" ("tiny", "2b", "5b", "1.5-5b"), "size" ([width, height]) and
+"frames" (the model's own; on a CPU 96x64 and 9, or 17 where latent frames go in pairs), "steps" (4), "preset"
+("balanced"), "location" ("auto"), "dynamic" (false; true: comfy_aimdo streams weights, which the host turns
+on by itself on NVIDIA), "malloc" (false; true: torch's allocator as the host chooses it), "folder" (for the
+file; a temporary one), "absent" (modules to run without). What the host requires and is not installed is
+stood in for. The last line printed is the JSON answer; numbers are bytes and seconds, null for those of a GPU
+on a CPU.
 """
 
 from boot import ARGUMENTS, answer, pack  # isort: split
@@ -176,8 +177,9 @@ def main() -> None:
     start = time.perf_counter()
     loaded = LOAD.SixBitLoadCogVideoX.execute(file.name, "auto").args[0]
     loading = time.perf_counter() - start
-    width, height = ARGUMENTS.get("size", (of.size or (64, 96))[::-1])
-    latent = LATENT.execute(loaded, width, height, ARGUMENTS.get("frames", of.frames or 9)).args[0]
+    size, frames = (of.size, of.frames) if ON_GPU else ((64, 96), 8 * (of.patch_size_t or 1) + 1)
+    width, height = ARGUMENTS.get("size", size[::-1])
+    latent = LATENT.execute(loaded, width, height, ARGUMENTS.get("frames", frames)).args[0]
     length = loaded.model.diffusion_model.max_text_seq_length
     texts = [[[torch.randn(1, length, of.text_embed_dim), {}]] for _ in range(2)]
     preset, location = ARGUMENTS.get("preset", "balanced"), ARGUMENTS.get("location", "auto")
