@@ -5,6 +5,8 @@ is a row of its own: the sampling loop for each place of the cache, beside one f
 same process; with --part text the T5-XXL encoder in fp8, with --part decode the tiled VAE. Results:
 benchmarks/results/memory-CONFIG.json.
 
+With all three parts, of a whole clip, residuals in the last --location.
+
     --cap GIB    caps the allocator first, so that "fits" was run; baselines are left out
     --latents    frames,height,width of the latents, in place of the model's own clip
 """
@@ -58,6 +60,9 @@ def main() -> None:
     with torch.no_grad():
         for part in given.part:
             {"sampling": sampling, "text": text, "decode": decode}[part](given, device, bars, rows)
+        if set(given.part) == set(PARTS):  # one after the other in this process, as in a clip
+            clip = {row["name"].partition(".")[0]: row["peak_bytes"] for row in rows if "ms" not in row}
+            bars[f"memory.{given.config}.clip_peak_gib"] = max(clip.values()) / GIB
     for row in rows:
         row["cap_gib"] = given.cap
     write_result(given.out or RESULTS / f"memory-{given.config}.json", device, bars, rows)
@@ -93,7 +98,8 @@ def sampling(given, device, bars, rows) -> None:
             }
         )
     least = min(peaks, key=peaks.get)
-    bars[f"memory.{given.config}.speed_cost"] = ms[least] / min(ms.values()) - 1
+    if len(peaks) > 1:
+        bars[f"memory.{given.config}.speed_cost"] = ms[least] / min(ms.values()) - 1
     for name in given.baseline:
         call = bench.baseline(name)
         call()

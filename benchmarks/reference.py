@@ -9,6 +9,7 @@ the prompt. "DMPQ" is the balanced preset, PSNR is against full precision, same 
     weights     bytes of the transformer in 16 bits over those that it keeps loaded
     dmpq        DMPQ without the cache, and every router at equal bits
     skip        DMPQ + TDC with and without PDR, and TDC alone, beside the same prompts unskipped
+    cache       residuals that wait in INT8 and in NVFP4 beside the same as they come, W4A8 and full precision
     trajectory  trajectory errors of weights and routers (docs/method.md)
     repeat      the same run twice, bit for bit
 """
@@ -20,7 +21,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PART_NAMES = ("accuracy", "vae", "weights", "dmpq", "skip", "trajectory", "repeat")
+PART_NAMES = ("accuracy", "vae", "weights", "dmpq", "skip", "cache", "trajectory", "repeat")
 
 
 def main() -> int:

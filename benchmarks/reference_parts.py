@@ -155,6 +155,23 @@ def _conclude_skip(rows: Sequence[Row]) -> tuple[Bars, Row]:
     return bars, summary
 
 
+PLACES = ("gpu", "gpu-int8", "gpu-nvfp4")
+CACHES = {
+    f"{precision}, {place}": Choice(precision=precision, preset="balanced", cache_location=place)
+    for precision in ("w4a8", "full")
+    for place in PLACES
+}
+
+
+def _conclude_cache(rows: Sequence[Row]) -> tuple[Bars, Row]:
+    summary = means(rows, tuple(CACHES), ("psnr_db", "skipped_fraction"))
+    for precision in ("w4a8", "full"):
+        for place in PLACES[1:]:
+            name = f"{precision}, {place}"
+            summary[f"{name} - gpu"] = paired(rows, name, f"{precision}, gpu")
+    return {}, summary
+
+
 TRAJECTORIES = {**UNSKIPPED, **FIXED, "w4a16 nearest": FIXED["w4a16"], "dmpq+tdc+pdr": BALANCED}
 
 
@@ -204,7 +221,7 @@ def _part(
     def plainly(rows: Sequence[Mapping[str, Row]]) -> tuple[Bars, Row]:
         return conclude([row[""] for row in rows])
 
-    return Part((), ("",), only, plainly, repr((UNSKIPPED, FIXED, SKIPS, TRAJECTORIES)), loads)
+    return Part((), ("",), only, plainly, repr((UNSKIPPED, FIXED, SKIPS, CACHES, TRAJECTORIES)), loads)
 
 
 PARTS = {
@@ -213,8 +230,9 @@ PARTS = {
     "weights": _part(_weights, lambda rows: ({"weights_ratio": rows[0]["ratio"]}, rows[0]), loads=False),
     "dmpq": _part(_clips({**UNSKIPPED, **FIXED}), _conclude_dmpq),
     "skip": _part(_clips(SKIPS), _conclude_skip),
+    "cache": _part(_clips(CACHES), _conclude_cache),
     "trajectory": _part(_trajectory, _conclude_trajectory),
     "repeat": _part(_repeat, lambda rows: ({}, {"equal": all(row["equal"] for row in rows)})),
 }
-PROMPTS = {"accuracy": 256, "vae": 64, "weights": 1, "dmpq": 16, "skip": 16, "trajectory": 4, "repeat": 2}
+PROMPTS = {"accuracy": 256, "vae": 64, "weights": 1, "dmpq": 16, "skip": 16, "cache": 8, "trajectory": 4, "repeat": 2}
 """How many the bars are defined on."""
