@@ -234,5 +234,14 @@ PARTS = {
     "trajectory": _part(_trajectory, _conclude_trajectory),
     "repeat": _part(_repeat, lambda rows: ({}, {"equal": all(row["equal"] for row in rows)})),
 }
-PROMPTS = {"accuracy": 256, "vae": 64, "weights": 1, "dmpq": 16, "skip": 16, "cache": 8, "trajectory": 4, "repeat": 2}
+PROMPTS = {
+    "accuracy": 256,
+    "vae": 64,
+    "weights": 1,
+    "dmpq": 16,
+    "skip": 16,
+    "cache": 8,
+    "trajectory": 4,
+    "repeat": 2,
+}
 """How many the bars are defined on."""
