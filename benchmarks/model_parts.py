@@ -88,9 +88,7 @@ class Bench:
         itemsize = self.config.dtype.itemsize
         cache = bytes_on_gpu(location, tokens, self.family.width, self.family.layers, 2, self.config.dtype)
         return (
-            self.weight_bytes("ours")
-            + cache
-            + sampling_bytes("int8", tokens * self.family.width * itemsize, 2)
+            self.weight_bytes("ours") + cache + sampling_bytes("int8", tokens, self.family.width, itemsize, 2)
         )
 
     def baseline(self, name: str) -> Call:

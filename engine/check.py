@@ -123,13 +123,21 @@ def _memory_line(facts: ModelFacts, settings: RunSettings, clip: ClipSpec, machi
         for file in (facts.folder / part).glob("*.safetensors")
     )
     streams = 2 if clip.guided else 1
-    hidden = facts.tokens(clip.size, clip.frames) * facts.width * dtype.itemsize
-    inside = sampling_bytes(FULL if settings.dmpq is None else settings.dmpq.router, hidden, streams)
+    tokens = facts.tokens(clip.size, clip.frames)
+    inside = sampling_bytes(_formats(settings), tokens, facts.width, dtype.itemsize, streams)
     return (
         f"memory: transformer {spelled_bytes(weights)} (16-bit {spelled_bytes(full)}), "
         f"delta cache {spelled_bytes(cache)}, sampling beside them about {spelled_bytes(inside)}; "
         f"text encoder and VAE {spelled_bytes(rest)}"
     )
+
+
+def _formats(settings: RunSettings) -> str:
+    """As `sampling_bytes` takes them; a refresh may take any block out of INT8."""
+    if settings.dmpq is None:
+        return FULL
+    refreshed = settings.cache is not None and settings.dmpq.purified_refresh
+    return "" if refreshed else settings.dmpq.router
 
 
 def sampling_seconds(facts: ModelFacts, clip: ClipSpec, machine: Machine) -> float:

@@ -30,7 +30,7 @@ class Tile:
     warps: int
     stages: int
     group_m: int = 8  # tile rows that are walked together, so that they share columns of b in the L2 cache
-    descriptors: bool = False  # operands come by tensor descriptors, where the GPU has the unit for it
+    descriptors: bool = False  # operands and result go by tensor descriptors, where the GPU has them
 
 
 # By compute capability, in which the minor number counts only below 9. Tiles of 128x256x128 bytes take 48 KiB
@@ -277,6 +277,7 @@ def scaled_gemm(
     """Launch the product of `a` (M, K) and `b` (N, K), both int8 or both bfloat16, contiguous.
 
     Descriptors want rows that start at multiples of 16 bytes: every NVFP4 weight has them, and most results.
+    Where one does not, the product is by pointers.
 
     `row_scale` is (M, 1) float32; `column_scale` is float32 () or (N, 1). Returns (M, N) of `dtype`.
     """
@@ -305,7 +306,7 @@ def _launch(
 ) -> None:
     (M, K), N = a.shape, b.shape[0]
     block_k = tile.k_bytes // a.element_size()
-    if tile.descriptors and N * y.element_size() % 16 == 0:
+    if tile.descriptors and K % 16 == 0 and N * y.element_size() % 16 == 0:
         operands = (
             TensorDescriptor.from_tensor(a, [tile.m, block_k]),
             TensorDescriptor.from_tensor(b, [tile.n, block_k]),

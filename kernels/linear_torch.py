@@ -107,7 +107,7 @@ def _takes(name: str) -> Callable[..., bool]:
             return False
         if name == "half":
             return dtype in HALVES
-        return q.shape[0] >= LEAST_ROWS and channels.shape[0] % 8 == 0
+        return q.shape[0] >= LEAST_ROWS and channels.shape[0] % 8 == 0 and q.shape[1] % 8 == 0
 
     return when
 

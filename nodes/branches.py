@@ -111,10 +111,11 @@ def _branch(module: nn.Module, pairs: tuple[tuple[LowRank, float], ...]) -> tupl
     """What to set on a module, and under which name: a 6-bit Linear adds branches of itself."""
 
     def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        rows = y.flatten(0, -2)  # a product's own result: added to in place
         for pair, factor in pairs:
-            inner = nn.functional.linear(x, pair.down.to(x.device, x.dtype))
-            y = torch.add(y, nn.functional.linear(inner, pair.up.to(x.device, x.dtype)), alpha=factor)
-        return y
+            inner = nn.functional.linear(x, pair.down.to(x.device, x.dtype)).flatten(0, -2)
+            rows.addmm_(inner, pair.up.to(x.device, x.dtype).T, alpha=factor)
+        return rows.view(y.shape)
 
     if isinstance(module, QuantizedLinear):
         return "branch", add

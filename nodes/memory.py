@@ -7,33 +7,40 @@ from typing import Any
 import comfy.model_management
 import torch
 
+from ..kernels import int8_backend
 from ..sixbit_core.config import DMPQConfig
 from ..sixbit_core.memory import INT8
 from .branches import KEY as LORAS
 from .demand import BlockMemory, Demand
 from .linear import QuantizedLinear
-from .machine import REFERENCE, path_of
 from .swap import fused, has_override, takes_torchs_attention
 
 _NETWORK = "diffusion_model."  # what begins the name of an object patch on it
 
 
 def block_memory(
-    patcher: Any, model_options: dict[str, Any], dmpq: DMPQConfig | None, compiles: bool, text: int
+    patcher: Any,
+    model_options: dict[str, Any],
+    dmpq: DMPQConfig | None,
+    refreshes: bool,
+    compiles: bool,
+    text: int,
 ) -> BlockMemory:
     """What a run that decides over the blocks is known to take in them.
 
     Args:
         model_options: of the run.
         dmpq: activation formats; None leaves them as they come.
+        refreshes: whether residuals are refreshed in purer formats.
         compiles: whether the blocks or the model are to be compiled.
         text: tokens of the longest text.
     """
     if compiles or _patched(patcher) or not fused(dmpq, patcher.model.diffusion_model.blocks):
         return BlockMemory(text)
     options = model_options["transformer_options"]
-    in_int8 = dmpq is not None and dmpq.router == INT8 and LORAS not in options
-    alone = takes_torchs_attention(options) and path_of(patcher.load_device) != REFERENCE
+    # A refresh may take any block out of INT8.
+    in_int8 = dmpq is not None and dmpq.router == INT8 and LORAS not in options and not refreshes
+    alone = takes_torchs_attention(options) and int8_backend(patcher.load_device) == "triton"
     return BlockMemory(text, INT8 if in_int8 else "", has_override(options), alone)
 
 

@@ -12,7 +12,9 @@ A linear in another format than INT8, or whose float input someone wants to see,
 A batch of long rows goes through the attention one row after the other, then through the feed-forward, with
 the same numbers; weights are cast to INT8 once for all rows. In units of the hidden states of one row (N, D),
 16 bits, a CFG batch in INT8 so holds 8 at the most: 2 that came in, 2 that go out, and in the attention of a
-row q, k, v and what comes of them; 3.5 in its feed-forward. Beside them the weights that are cast.
+row q, k, v and what comes of them; 3.5 in its feed-forward. Other formats hold 2 more: the input of q, k and
+v, and one of them twice. Beside them the weights that are cast. The wide inside of a feed-forward is never
+there for all rows at once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +37,7 @@ from ..kernels import (
     norm_rotary_,
     ratio_of,
 )
+from .linear import mixed_linear
 from .quantized import QuantizedWeight
 from .run import Pair, RunState
 
@@ -215,14 +218,24 @@ class Rows:
         """See `RunState.watches_outliers`."""
         return self.run.watches_outliers
 
+    @property
+    def wants_inputs(self) -> bool:
+        """See `RunState.wants_inputs`."""
+        return self.run.wants_inputs
+
     def in_int8(self, index: int, linears: Mapping[str, BlockLinear]) -> bool:
         """Whether these linears can share one input that is quantized in the pass that makes it."""
         formats, rotations = self.run.formats(index), {one.weight.hadamard for one in linears.values()}
         return (
-            not self.run.wants_inputs
+            not self.wants_inputs
             and len(rotations) == 1
             and all(formats[kind] == "int8" and one.branch is None for kind, one in linears.items())
         )
+
+    def part(self, index: int, kind: str, linear: BlockLinear, x: torch.Tensor) -> torch.Tensor:
+        """A linear, and what runs beside it, on some rows of its input, for which `ran` is told later."""
+        y = mixed_linear(x, linear.weight, linear.bias, self.run.formats(index)[kind])
+        return y if linear.branch is None else linear.branch(x, y)
 
     def ran(self, index: int, kinds: Sequence[str], tokens: int, ratio: torch.Tensor | None) -> None:
         """See `RunState.ran`."""
@@ -275,10 +288,28 @@ def _feed_forward(
     x = _modulated(parts.norms[1], video, text, scale, shift)
     if all(run.in_int8(index, {kind: parts.linears[kind]}) for kind in ("ff_proj", "ff_out")):
         y = _feed_forward_int8(run, index, parts, casts, x)
-    else:
+    elif run.wants_inputs:
         project = partial(_project, run, index, parts, casts)
         y = project(("ff_out",), _activated(project(("ff_proj",), x)))
+    else:
+        y = _feed_forward_plain(run, index, parts, x)
     gate_residual(text, video, y, gate, streams)
+
+
+def _feed_forward_plain(run: Rows, index: int, parts: BlockParts, x: _Input) -> torch.Tensor:
+    """The two linears in any format and the GELU, (B, N, D), piece by piece."""
+    proj, out, plain = parts.linears["ff_proj"], parts.linears["ff_out"], x.plain()
+    batch, tokens, width = plain.shape
+    pieces, found = _pieces(batch, tokens), []
+    rows, y = plain.view(-1, width), plain.new_empty(batch * tokens, width)
+    for first, last in pieces:
+        inside = nn.functional.gelu(run.part(index, "ff_proj", proj, rows[first:last]), approximate="tanh")
+        if run.watches_outliers:
+            found.append(magnitudes(inside.view(-1, min(last - first, tokens), inside.shape[1])))
+        y[first:last] = run.part(index, "ff_out", out, inside)
+    run.ran(index, ("ff_proj",), tokens, ratio_of([magnitudes(plain)]) if run.watches_outliers else None)
+    run.ran(index, ("ff_out",), tokens, _item_ratios(found, pieces, tokens) if found else None)
+    return y.view(batch, tokens, width)
 
 
 def _feed_forward_int8(run: Rows, index: int, parts: BlockParts, casts: Casts, x: _Input) -> torch.Tensor:
@@ -342,8 +373,13 @@ def _project(
     linears = {kind: parts.linears[kind] for kind in kinds}
     if not run.in_int8(index, linears):
         plain = x.plain()
-        outputs = [run.linear(index, kind, one, plain) for kind, one in linears.items()]
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+        if len(kinds) == 1:
+            return run.linear(index, kinds[0], linears[kinds[0]], plain)
+        widths = [one.weight.out_features for one in linears.values()]
+        y = plain.new_empty(*plain.shape[:2], sum(widths))
+        for (kind, one), place in zip(linears.items(), y.split(widths, dim=2), strict=True):
+            place.copy_(run.linear(index, kind, one, plain))
+        return y
     batch, dtype = x.batch, x.dtype
     q, row_scale, *measured = x.quantized(linears[kinds[0]].weight.hadamard, run.watches_outliers)
     del x  # it may hold what was quantized

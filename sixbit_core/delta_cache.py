@@ -3,10 +3,10 @@
 One Δ per block and stream is enough: the change r = ‖Δ_new − Δ_old‖₂ / ‖Δ_old‖₂ needs the older one only
 while the newer is made. Source: 6Bit-Diffusion (arXiv 2603.18742), TDC.
 
-Where Δ waits is a row of `CODECS`: as it comes ("gpu"), rounded to INT8 or NVFP4 row by row, or in host
-memory, fetched ahead of its use (`courier`). A rounded Δ is off by its rounding error q, which would pass for
-change: q is measured when Δ is stored and taken out, r = sqrt(max(r_measured² − q², 0)), since rounding
-errors do not correlate with Δ.
+Where Δ waits is a row of `CODECS`: as it comes ("gpu"), rounded to INT8 by blocks of 64 values or to NVFP4 by
+rows, or in host memory, fetched ahead of its use (`courier`). A rounded Δ is off by its rounding error q, and
+that would pass for change: q is measured when Δ is stored and taken out, r = sqrt(max(r_measured² − q², 0)),
+since rounding errors do not correlate with Δ.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -14,7 +14,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..kernels import apply_delta, block_measures, dequantize_nvfp4, quantize_int8, quantize_nvfp4
+from ..kernels import (
+    apply_delta,
+    block_measures,
+    dequantize_nvfp4,
+    hadamard_block_size,
+    quantize_int8,
+    quantize_nvfp4,
+)
 from .courier import Courier, bytes_on_device, pinned_bytes
 from .layout import Stream
 
@@ -43,12 +50,29 @@ _AS_IT_COMES = Codec(
     row_bytes=lambda width, itemsize: width * itemsize,
     exact=True,
 )
+
+
+def _block(width: int) -> int:
+    """Values of Δ that share an INT8 scale: of a whole row they would lose three times as much."""
+    return min(64, hadamard_block_size(width))
+
+
+def _to_int8(delta: torch.Tensor) -> Payload:
+    q, scale = quantize_int8(delta.reshape(-1, _block(delta.shape[1])))
+    return q.view(delta.shape), scale.view(len(delta), -1)
+
+
+def _from_int8(payload: Payload, dtype: torch.dtype) -> torch.Tensor:
+    q, scale = payload
+    return (q.view(*scale.shape, -1) * scale[..., None]).to(dtype).view(q.shape)
+
+
 CODECS: dict[str, Codec] = {
     "gpu": _AS_IT_COMES,
     "gpu-int8": Codec(
-        encode=quantize_int8,
-        decode=lambda payload, dtype: (payload[0] * payload[1]).to(dtype),
-        row_bytes=lambda width, itemsize: width + 4,
+        encode=_to_int8,
+        decode=_from_int8,
+        row_bytes=lambda width, itemsize: width + 4 * (width // _block(width)),
         exact=False,
     ),
     "gpu-nvfp4": Codec(
@@ -69,7 +93,7 @@ def resolve_location(
 ) -> str:
     """Settle "auto": the first of gpu, host, gpu-int8, gpu-nvfp4 whose full cache fits, else host.
 
-    Host memory comes before rounding: it costs a hundredth of the time where NVFP4 costs decibels.
+    Host memory comes before rounding: it costs a few hundredths of the time where NVFP4 costs decibels.
 
     Args:
         location: one of `config.CACHE_LOCATIONS`.

@@ -1,31 +1,40 @@
 """What sampling holds on the device beside weights and delta cache, in bytes.
 
-    bytes = max(2 · streams + HELD, 3 · streams) · hidden
+    bytes = max(2 · streams + held, 3 · streams) · hidden + 8 · width²
 
-The first is counted from what a block holds at once (`block.py`): the hidden states of all streams twice, and
-those of one `HELD` times more. The second is an answered block, and the end of the model. A block that takes
-all rows of a batch at once holds the inside of each. In full precision it is 13 times all hidden states, as
-measured on the 5B, one H200.
+hidden = tokens · width · bytes of a value: the hidden states of one stream. The first term is counted from
+what a block holds at once (`block.py`): those of all streams twice, and of one stream `HELD` times more. Its
+second side is an answered block, and the end of the model. The last term is a weight of the feed-forward in
+16 bits, or both of them in INT8. A block that takes all rows of a batch at once holds the inside of each. In
+full precision it is 13 times all hidden states. On an H200 the 5B's INT8 loop held 8.7 times `hidden` where
+this says 8.6.
 """
 
+from .block import PIECE
+
 FULL, INT8 = "full", "int8"
-HELD = {INT8: 4.6}
-HELD_OTHERWISE = 9.7  # blocks with a linear in NVFP4 or 16 bits
-HELD_IN_FULL = 13.0  # of all streams
+HELD = {INT8: 3.9}
+HELD_OTHERWISE = 6.3  # blocks with a linear in NVFP4 or 16 bits, as a refresh may have it
+HELD_IN_FULL = 13.0  # of all streams; measured on the 5B
 
 
-def sampling_bytes(formats: str, hidden: int, streams: int, together: bool = False) -> int:
+def sampling_bytes(
+    formats: str, tokens: int, width: int, itemsize: int, streams: int, together: bool = False
+) -> int:
     """Bytes expected beside weights and delta cache.
 
     Args:
         formats: FULL for full precision, INT8 where every activation is, or anything else.
-        hidden: bytes of the hidden states of one stream, text tokens included.
+        tokens: video and text tokens of one stream.
+        width: of the hidden states.
+        itemsize: bytes of one of their values.
         streams: of the batch.
-        together: a block takes all of them at once, not one after the other.
+        together: blocks take all of them at once, however long.
     """
+    hidden = tokens * width * itemsize
     if formats == FULL:
         return int(HELD_IN_FULL * streams * hidden)
-    held = HELD.get(formats, HELD_OTHERWISE)
-    if together:
-        return int((2 + held) * streams * hidden)
-    return int(max(2 * streams + held, 3 * streams) * hidden)
+    held, cast = HELD.get(formats, HELD_OTHERWISE), 8 * width**2
+    if together or tokens < PIECE:
+        return int((2 + held) * streams * hidden) + cast
+    return int(max(2 * streams + held, 3 * streams) * hidden) + cast

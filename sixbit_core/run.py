@@ -166,11 +166,9 @@ class RunState:
         batch = len(self._streams if rows is None else rows)
         if x.ndim != 3 or x.shape[0] != batch:
             raise ValueError(f"linear needs (B, N, K) with B = {batch}, got {tuple(x.shape)}")
-        if self._tables is None:
-            return mixed_linear(x, weight, bias, "bf16")
         watch = self._watch_outliers and (INPUT_OF.get(kind, kind), rows) not in self._measured
         self.ran(block_index, (kind,), x.shape[1], outlier_ratio(x) if watch else None, rows)
-        return mixed_linear(x, weight, bias, self._plans[block_index].formats[kind])
+        return mixed_linear(x, weight, bias, self.formats(block_index)[kind])
 
     @property
     def watches_outliers(self) -> bool:
@@ -210,6 +208,8 @@ class RunState:
             raise RuntimeError(
                 f"linear {kinds[0]} of block {block_index} ran outside run_block of that block"
             )
+        if self._tables is None:
+            return
         given = range(len(self._streams)) if rows is None else rows
         counted = [place for place, row in enumerate(given) if row in self._rows]
         for kind in kinds:

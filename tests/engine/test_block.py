@@ -180,7 +180,7 @@ def test_a_branch_sees_the_input_and_adds_to_the_output():
     linears["ff_out"] = BlockLinear(linears["ff_out"].weight, linears["ff_out"].bias, branch)
     (video, text), branched = run_with(type(parts)(**{**vars(parts), "linears": linears}))
     gates = parts.modulations[1](torch.nn.functional.silu(torch.ones(1, 32))).view(1, 6, 128)
-    assert seen == [(1, 8, 512)] and branched == report
+    assert seen == [(8, 512)] and branched == report
     torch.testing.assert_close(video - plain[0], gates[:, 2:3].expand_as(video), rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(text - plain[1], gates[:, 5:6].expand_as(text), rtol=1e-3, atol=1e-4)
 
@@ -238,6 +238,42 @@ def test_the_feed_forward_in_pieces_is_the_same(monkeypatch):
         pieces, rows, same_ratios = result(piece)
         assert rows == expected and casts == [3, 1, 1, 1]  # q, k and v as one; once for all rows and pieces
         assert all(torch.equal(a, b) for a, b in zip(whole, pieces, strict=True))
+        torch.testing.assert_close(list(same_ratios.values()), list(ratios.values()))
+
+
+@pytest.mark.parametrize("router", ["nvfp4", "random", "bf16"])
+def test_any_feed_forward_is_never_wide_for_all_rows(monkeypatch, router):
+    """Outputs, report and outlier ratios as of all rows at once; whoever wants the inputs gets them whole."""
+    model, wide = quantized_transformer("5b"), []
+    inp = torch.randn(2, 21, 128), torch.randn(2, 3, 128)
+    parts, gelu = describe(model.transformer_blocks[0], SMALL), torch.nn.functional.gelu
+    monkeypatch.setattr(
+        torch.nn.functional, "gelu", lambda x, **how: (wide.append(x.numel() // 512), gelu(x, **how))[1]
+    )
+
+    class Curious(RunState):
+        def linear(self, *args, **kwargs):
+            return super().linear(*args, **kwargs)
+
+    def result(piece: int, kind: type = RunState):
+        wide.clear()
+        monkeypatch.setattr(block_module, "PIECE", piece)
+        run = kind(layout(model), DMPQConfig(router=router), DeltaCacheConfig(threshold=0.0))
+        run.begin_call([("uncond", 0), ("cond", 0)], 1.0, 0.0, False)
+        out = run_block(run, 0, *inp, lambda: block_forward(run, 0, parts, *inp, torch.ones(2, 32)))
+        run.finish()
+        return out, list(wide), run._memory[0].ratios, run.report()
+
+    whole, rows, ratios, told = result(48)
+    assert rows == [48] and ratios.keys() == {"q", "attn_out", "ff_proj", "ff_out"}
+    for piece, kind, expected in (
+        (12, RunState, [12] * 4),
+        (5, RunState, [5, 5, 5, 5, 4] * 2),
+        (5, Curious, [48]),
+    ):
+        pieces, rows, same_ratios, same = result(piece, kind)
+        assert rows == expected and same == told
+        torch.testing.assert_close(pieces, whole)
         torch.testing.assert_close(list(same_ratios.values()), list(ratios.values()))
 
 

@@ -11,7 +11,7 @@ TOKENS, WIDTH, BLOCKS, STREAMS = 17_776, 3072, 42, 2
 ROWS = TOKENS * BLOCKS * STREAMS
 WEIGHTS, SAMPLING, FREE = 3 << 30, 5 << 29, 40 << 30
 DEMAND = Demand(WEIGHTS, 0, SAMPLING, TOKENS, WIDTH, BLOCKS, STREAMS, torch.bfloat16)
-ROW_BYTES = {"gpu": 2 * WIDTH, "gpu-int8": WIDTH + 4, "gpu-nvfp4": WIDTH // 2 + WIDTH // 16 + 4}
+ROW_BYTES = {"gpu": 2 * WIDTH, "gpu-int8": WIDTH + 4 * WIDTH // 64, "gpu-nvfp4": WIDTH // 2 + WIDTH // 16 + 4}
 
 
 def said(

@@ -24,11 +24,16 @@ CONFIG, FAMILIES, KERNELS = (
     pack(name) for name in ("sixbit_core.config", "sixbit_core.families.cogvideox", "kernels")
 )
 SCALES = pack("nodes.scales")
-INT8 = CONFIG.DMPQConfig(router="int8")
+INT8 = CONFIG.DMPQConfig(router="int8", purified_refresh=False)
 TOKENS, WIDTH, BLOCKS = 226 + 13 * 30 * 45, 3072, 42
 HIDDEN = TOKENS * WIDTH * 2
 SHAPE = (1, 16, 13, 60, 90)
-MEASURED = 13_320_230_400  # peak inside the host, residuals of all blocks on the GPU (H200)
+MEASURED = 1_040_746_236  # bytes beside weights and residuals in benchmarks/results/comfyui-5b.json
+
+
+def held(times: float, hidden: int = HIDDEN, width: int = WIDTH) -> int:
+    """Bytes of so many times the hidden states of one stream, of those that the host holds, and of casts."""
+    return int(times * hidden) + hidden + 8 * width**2
 
 
 @contextmanager
@@ -125,8 +130,8 @@ def guider(patcher: object, cfg: float = 6.0, text: int = 226, **options: object
     return types.SimpleNamespace(model_patcher=patcher, model_options=model_options, cfg=cfg, conds=conds)
 
 
-def decided(of: object, dmpq: object = INT8, batch: int = 1, path: str = "int8", plain: bool = True):
-    """(active run, demand) of a run with the delta cache on a GPU of that path."""
+def decided(of: object, dmpq: object = INT8, batch: int = 1, backend: str = "triton", plain: bool = True):
+    """(active run, demand) of a run with the delta cache on a GPU whose INT8 products are by that backend."""
     seen = []
     own = attention.attention_pytorch if plain else attention.attention_sub_quad
     noise = torch.empty(batch, *SHAPE[1:], device="meta")
@@ -136,7 +141,7 @@ def decided(of: object, dmpq: object = INT8, batch: int = 1, path: str = "int8",
         seen.append(demand)
         return ""
 
-    here = put(RUN, status_line=keep), put(MEMORY, path_of=lambda device: path)
+    here = put(RUN, status_line=keep), put(MEMORY, int8_backend=lambda device: backend)
     with here[0], here[1], put(cogvideo, optimized_attention=own):
         run = RUN._deciding(of, settings, noise, None, torch.linspace(1, 0, 5))
     run.state.close()
@@ -152,10 +157,9 @@ def of_the_host(patcher: object, rows: int) -> int:
 def the_5b_needs_what_was_measured() -> list[str]:
     bad = []
     run, demand = decided(guider(five()))
-    needed = demand.weights + demand.sampling + demand.cache_on_gpu("gpu")
-    if not 0.9 * MEASURED < needed < 1.1 * MEASURED:
-        bad.append(f"{needed} where {MEASURED} was measured")
-    if demand.sampling != int(7.9 * HIDDEN) or run.cache_bytes != 2 * BLOCKS * HIDDEN:
+    if not 0.98 * MEASURED < demand.sampling < 1.02 * MEASURED:
+        bad.append(f"{demand.sampling} where {MEASURED} was measured")
+    if demand.sampling != held(7.9) or run.cache_bytes != 2 * BLOCKS * HIDDEN:
         bad.append(f"{demand}")
     return bad
 
@@ -164,20 +168,20 @@ def the_5b_needs_what_was_measured() -> list[str]:
 def needs_follow_the_batch_and_the_text() -> list[str]:
     bad, longer = [], (TOKENS + 226) * WIDTH * 2
     for name, of, batch, expected in (
-        ("CFG 1", guider(five(), cfg=1.0), 1, 5.9 * HIDDEN),
-        ("batch 2", guider(five()), 2, 12 * HIDDEN),
-        ("batch 3", guider(five()), 3, 18 * HIDDEN),
-        ("a longer text", guider(five(), text=452), 1, 7.9 * longer),
+        ("CFG 1", guider(five(), cfg=1.0), 1, held(5.9)),
+        ("batch 2", guider(five()), 2, held(12)),
+        ("batch 3", guider(five()), 3, held(18)),
+        ("a longer text", guider(five(), text=452), 1, held(7.9, longer)),
     ):
         _, demand = decided(of, batch=batch)
-        if demand.sampling != int(expected):
+        if demand.sampling != expected:
             bad.append(f"{name}: {demand.sampling / HIDDEN} times the hidden states")
-    for router in ("nvfp4", "random"):
-        _, demand = decided(guider(five()), replace(INT8, router=router))
-        if demand.sampling != int(13.7 * HIDDEN):
-            bad.append(f"{router}: {demand.sampling / HIDDEN}")
+    for change in ({"router": "nvfp4"}, {"router": "random"}, {"purified_refresh": True}):
+        _, demand = decided(guider(five()), replace(INT8, **change))
+        if demand.sampling != held(10.3):
+            bad.append(f"{change}: {demand.sampling / HIDDEN}")
     lora = guider(five(), transformer_options={LORAS: ()})
-    if decided(lora)[1].sampling != int(13.7 * HIDDEN):
+    if decided(lora)[1].sampling != held(10.3):
         bad.append("a LoRA's inputs are not in INT8")
     return bad
 
@@ -208,9 +212,9 @@ def where_others_run_in_the_blocks_the_larger_figure_counts() -> list[str]:
     harmless.add_object_patch("model_sampling", five().model.model_sampling)
     compiles = {TORCH_COMPILE_KWARGS: {"options": {}}}
     for name, ours, of, values in (
-        ("an override", int(11.8 * HIDDEN), guider(five(), **override), {}),
-        ("another attention", int(7.9 * HIDDEN), guider(five()), {"plain": False}),
-        ("no units", int(7.9 * HIDDEN), guider(five()), {"path": "reference"}),
+        ("an override", held(11.8), guider(five(), **override), {}),
+        ("another attention", held(7.9), guider(five()), {"plain": False}),
+        ("no Triton", held(7.9), guider(five()), {"backend": "half"}),
         ("compiled", full, guider(five(), **compiles), {}),
         ("a patched block", full, guider(patched), {}),
         ("a stock LoRA", full, guider(changed), {}),
@@ -223,7 +227,7 @@ def where_others_run_in_the_blocks_the_larger_figure_counts() -> list[str]:
                 _, demand = decided(of, **values)
             if demand.sampling != max(ours, figure) or not ours < host:
                 bad.append(f"{name}, host {figure}: {demand.sampling / HIDDEN} times the hidden states")
-    if decided(guider(harmless))[1].sampling != int(7.9 * HIDDEN):
+    if decided(guider(harmless))[1].sampling != held(7.9):
         bad.append("a patch that is not on the network")
     return bad
 
@@ -238,14 +242,15 @@ def the_planner_is_told_while_a_run_lasts() -> list[str]:
         told.append((shape[0], own(self, shape, *args, **kwargs)))
         return told[-1][1]
 
-    here = put(MODEL.SixBitCogVideoX, memory_required=spy), put(MEMORY, path_of=lambda device: "int8")
+    here = put(MODEL.SixBitCogVideoX, memory_required=spy), put(MEMORY, int8_backend=lambda device: "triton")
     with here[0], here[1], put(cogvideo, optimized_attention=attention.attention_pytorch):
         sample(fast)
     dtype = model.model.get_dtype_inference()
-    row = (16 + 3 * 4 * 6) * model.model.diffusion_model.dim * dtype.itemsize
+    width = model.model.diffusion_model.dim
+    row = (16 + 3 * 4 * 6) * width * dtype.itemsize
     blocks = len(model.model.diffusion_model.blocks)
     kept = 2 * blocks * row
-    expected = [int(5.9 * rows * row) for rows in (1, 2)]  # so few tokens go together
+    expected = [held((2 + 6.3) * rows, row, width) for rows in (1, 2)]  # so few tokens go together
     loading, calls = told[1:3], told[3:]
     if loading != [(2, expected[1] + kept), (1, expected[0] + kept)]:
         bad.append(f"to load: {loading}, not {expected} and {kept}")
