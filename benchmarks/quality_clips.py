@@ -1,8 +1,9 @@
 """What `quality.py` has sampled, in WORK/clips, so that no part samples again what another has.
 
 A file is a clip's latents, and in its metadata what its run told and, where it was followed, its trajectory
-error. Its name is a digest of all that decides them: model, calibration, machine, versions, caption, steps,
-seed, and the method's settings without its name. Processes may share the folder: each file appears whole.
+error. Its name is a digest of all that decides them: model, calibration, machine, versions, code, caption,
+steps, seed, and the method's settings without its name. Processes may share the folder: each file appears
+whole.
 """
 
 import json
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import sixbit_diffusion
 import torch
 from methods import Method
 from parts import Bench
@@ -22,6 +24,20 @@ from sixbit_diffusion.sixbit_core.errors import CheckpointError
 from sixbit_diffusion.sixbit_core.safetensors_file import StreamWriter, read_header, read_tensor
 
 FULL = "full precision"
+PACKAGES = (
+    "engine",
+    "kernels",
+    "sixbit_core",
+)  # of the pack, and modules beside this one, that decide a clip
+MODULES = (
+    "methods",
+    "parts",
+    "quality_clips",
+    "quality_measure",
+    "quality_methods",
+    "rivals",
+    "step_caches",
+)
 Recorded = Callable[[], Recording]  # full precision's run, made where it is first asked for
 
 
@@ -65,13 +81,22 @@ def _path(bench: Bench, clip: ClipSpec, key: str) -> Path:
     return bench.given.work / "clips" / f"{digest(_told(bench), repr(clip), key)}.safetensors"
 
 
+def code_digest(pack: Path, benchmarks: Path) -> str:
+    """Of the sources that decide a clip, by their names and texts."""
+    files = {f"{name}.py": benchmarks / f"{name}.py" for name in MODULES}
+    for package in PACKAGES:
+        files |= {path.relative_to(pack).as_posix(): path for path in (pack / package).rglob("*.py")}
+    return digest(*(f"{name}\n{files[name].read_text(encoding='utf-8')}" for name in sorted(files)))
+
+
 _versions = cache(versions)
+_CODE = code_digest(Path(sixbit_diffusion.__file__).parent, Path(__file__).resolve().parent)  # as it began
 
 
 def _told(bench: Bench) -> str:
     """All that decides a clip, besides what it is asked to be and the method."""
     machine = f"{bench.machine.device.type}: {bench.machine.name}"
-    return repr((bench.facts.checkpoint.fingerprint, bench.given.tied, machine, _versions()))
+    return repr((bench.facts.checkpoint.fingerprint, bench.given.tied, machine, _versions(), _CODE))
 
 
 def _read(path: Path, bench: Bench) -> tuple[torch.Tensor, Row] | None:

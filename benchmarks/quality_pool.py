@@ -38,6 +38,10 @@ class Claims:
             return False
         return True
 
+    def free(self, part: str, group: str) -> bool:
+        """Whether no process has the group."""
+        return not (self.folder / f"{part}@{group}").exists()
+
     def taken(self, by: str) -> list[tuple[str, str]]:
         """(part, group) of all that a process took."""
         return [tuple(p.name.split("@")) for p in self.folder.glob("*@*") if p.read_text() == by]
@@ -83,17 +87,19 @@ def take_work(each: Sequence[Namespace], command: str) -> int:
             time.sleep(PAUSE)
             continue
         part, group = found
-        bench = bench or open_bench(part)
-        for _ in part.measure(replace(bench, given=part.given, prompts=part.job.prompts), group):
-            if over():
-                return 0
+        if bench is None:  # before anything is taken: where a model does not load, no group is to blame
+            bench = open_bench(part)
+        elif claims.take(part.given.part, group, by):
+            for _ in part.measure(replace(bench, given=part.given, prompts=part.job.prompts), group):
+                if over():
+                    return 0
     return 0
 
 
 def _next_group(
     each: Sequence[Namespace], opened: dict[str, Opened], claims: Claims, by: str
 ) -> tuple[Opened, str] | None:
-    """The first group that is left, now taken."""
+    """The first group that is left and free."""
     for given in each:
         name, needs = given.part, SOLVED_BY[given.part]
         solving = any(one.part == needs for one in each) and not claims.has(needs, "there")
@@ -109,7 +115,7 @@ def _next_group(
                 continue
             raise
         for group in filter(part.left, part.job.part.groups):
-            if claims.take(name, group, by):
+            if claims.free(name, group):
                 return part, group
     return None
 

@@ -85,7 +85,11 @@ class Watch:
         """A process failed: what it had taken is left for another, or given up."""
         for name, group in self.claims.taken(by):
             part = self.opened.get(name)
-            if part is None or self.claims.has(name, "settled") or not part.left(group):
+            if part is None or self.claims.has(name, "settled"):
+                continue
+            with suppress(InputError):  # `look` gives such a part up
+                part.store.load()
+            if not part.left(group):
                 continue
             self.attempts[name, group] += 1
             self._say(name, f"failed in {group}: {said}")
@@ -170,10 +174,12 @@ def _watch_workers(watch: Watch, program: Sequence[str], count: int, deadline: f
     """Keep `count` processes at work until nothing is left or they end by the deadline."""
     environments = worker_environments(count)
     workers: dict[int, tuple[subprocess.Popen, object]] = {}
+    taken: dict[int, int] = {}  # groups that a process's forerunners took
 
     def start(index: int) -> None:
         said = tempfile.TemporaryFile("w+")  # noqa: SIM115
         command = [*program, "--shard", f"{index}/{count}"]
+        taken[index] = len(watch.claims.taken(f"{index}/{count}"))
         process = subprocess.Popen(command, env=environments[index], stdout=subprocess.DEVNULL, stderr=said)
         workers[index] = (process, said)
 
@@ -193,9 +199,9 @@ def _watch_workers(watch: Watch, program: Sequence[str], count: int, deadline: f
                     continue
                 del workers[index]
                 if code:
-                    line, before = _last_line(said, code), sum(watch.attempts.values())
-                    watch.ended(f"{index}/{count}", line)
-                    idle_deaths += sum(watch.attempts.values()) == before  # before it had taken anything
+                    line, by = _last_line(said, code), f"{index}/{count}"
+                    idle_deaths += len(watch.claims.taken(by)) == taken[index]  # before it took anything
+                    watch.ended(by, line)
                     if idle_deaths > count:
                         print(f"processes end before they begin: {line}", flush=True)
                         return

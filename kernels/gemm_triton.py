@@ -9,7 +9,7 @@ In an NVFP4 byte our even element is in the high nibble, while the FP4 instructi
 Both operands have it so: the products are the same ones, summed in another order, and nothing is swapped.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -63,7 +63,7 @@ INT8_OTHERS = {
     ),
     (12, 0): (
         Tile(128, 128, 128, warps=8, stages=3, descriptors=True),
-        replace(WIDE, descriptors=True),
+        WIDE,  # by pointers: a float32 tile of it on its way out by descriptor takes 128 KiB
         SMALL_GEMM_TILE,
     ),
 }

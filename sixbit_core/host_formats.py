@@ -2,9 +2,10 @@
 
     W = data · scale
 
-`X.weight` [N, K] int8 or float8 (which may stand as uint8), `X.weight_scale` float32: one, or one a row of
-an INT8 weight; without one 1. What else a layer may carry is of its input and does not matter here. Files of
-before ComfyUI's `comfy_quant` entries name them otherwise: `scaled_fp8`, `X.scale_weight`, `X.scale_input`.
+`X.weight` [N, K] int8 or float8 (which may stand as uint8), `X.weight_scale` float32: one, or [N, 1], one a
+row of an INT8 weight; without one 1. What else a layer may carry is of its input and does not matter here.
+Files of before ComfyUI's `comfy_quant` entries name them otherwise: `scaled_fp8`, `X.scale_weight`,
+`X.scale_input`.
 Source of the layout: ComfyUI's QUANTIZATION.md and its table of formats, 0.33.
 """
 
@@ -77,8 +78,13 @@ def check_layer(layer: str, mark: Mark, infos: Mapping[str, TensorInfo]) -> None
     if scale is None and not known.rows:
         return
     rows = data.shape[0]
-    shapes = [(), (1,), *([(rows,), (rows, 1), (1, 1)] if known.rows else [])]
+    shapes = [(), (1,), *([(rows, 1), (1, 1)] if known.rows else [])]
     if scale is None or scale.dtype != torch.float32 or scale.shape not in shapes:
+        if known.rows and scale is not None and len(scale.shape) == 1 and scale.shape[0] > 1:
+            raise ValueError(
+                f"{layer}.weight_scale is {list(scale.shape)}, by which ComfyUI multiplies columns; "
+                f"this pack reads one scale, or one a row as [{rows}, 1]: store them in that shape"
+            )
         found = "missing" if scale is None else f"{_spelt(scale.dtype)} {list(scale.shape)}"
         needed = "one float32, or one a row" if known.rows else "one float32"
         raise ValueError(f"{layer}.weight_scale is {found}, needs {needed}; download the file again")
@@ -89,7 +95,7 @@ def decode(data: torch.Tensor, scale: torch.Tensor | None, mark: Mark, dtype: to
     stored = HOST_FORMATS[str(mark["format"])].storage[0]
     values = (data if data.dtype == stored else data.view(stored)).float()
     if scale is not None:
-        values = values * (scale.reshape(-1, 1) if scale.numel() > 1 else scale.reshape(()))
+        values = values * scale
     return values.to(dtype)
 
 

@@ -263,6 +263,11 @@ TENSORS: dict[str, tuple[Change, str]] = {
         in_int8(set_to(SCALES, torch.ones(1, 128))),
         "weight_scale is float32 [1, 128]",
     ),
+    "in int8 with scales in one dimension": (
+        in_int8(set_to(SCALES, torch.ones(128))),
+        "weight_scale is [128], by which ComfyUI multiplies columns; this pack reads one scale, or one a row "
+        "as [128, 1]: store them in that shape",
+    ),
     "in int8 with scales in bf16": (in_int8(retype(SCALES, torch.bfloat16)), "weight_scale is bfloat16"),
     "in int8, but bf16": (in_int8(retype(Q, torch.bfloat16)), "bfloat16 [128, 128], int8_tensorwise needs"),
     "scales in bf16": (in_nvfp4(retype(SCALES, torch.bfloat16)), "weight_scale is bfloat16"),

@@ -1,6 +1,8 @@
 """What the benchmark of quality is made of: rivals, step caches, twins, cost and solutions, on toys."""
 
 import itertools
+import re
+import shutil
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -490,6 +492,45 @@ def test_what_one_part_has_sampled_no_other_samples_again(tiny, tmp_path, monkey
     rows(second)
     rows(second, group="0")
     assert second.ran == 3
+    monkeypatch.setattr(quality_clips, "_CODE", "other code")
+    rows(second)
+    assert second.ran == 4
+
+
+def test_the_code_that_decides_a_clip_is_in_its_name(tmp_path):
+    import quality_clips
+
+    for folder in ("kernels", "sixbit_core", "engine", "benchmarks", "nodes"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("results"))
+
+    def name():
+        return quality_clips.code_digest(tmp_path, tmp_path / "benchmarks")
+
+    def change(file):
+        with (tmp_path / file).open("a") as end:
+            end.write("\nX = 1\n")
+        return name()
+
+    assert name() == quality_clips._CODE
+    assert change("nodes/run.py") == change("benchmarks/quality_picture.py") == name()
+    deciding = ["kernels/int8.py", "sixbit_core/families/cogvideox.py", "engine/sample.py"]
+    deciding += [f"benchmarks/{module}.py" for module in quality_clips.MODULES]
+    assert len({name(), *map(change, deciding)}) == len(deciding) + 1
+    before = name()
+    (tmp_path / "kernels" / "int8.py").rename(tmp_path / "kernels" / "int7.py")
+    assert name() != before
+
+
+def test_what_decides_a_clip_asks_no_module_that_does_not():
+    import quality_clips
+
+    asked = {
+        found
+        for module in quality_clips.MODULES
+        for found in re.findall(r"^from (\w+) import", (ROOT / f"benchmarks/{module}.py").read_text(), re.M)
+        if (ROOT / f"benchmarks/{found}.py").exists()
+    }
+    assert asked <= {*quality_clips.MODULES, "quality_calibrate"}  # whose files are in `tied`
 
 
 @pytest.mark.parametrize(
@@ -651,6 +692,76 @@ def test_a_group_whose_process_died_is_taken_by_another(tiny_folder, tmp_path, m
     assert sorted(asked) == [("weights", g, u) for g in "01" for u in "ab"]  # its row was kept
 
 
+def test_a_model_that_does_not_load_is_no_groups_fault(tiny_folder, tmp_path, monkeypatch):
+    import quality_pool
+
+    asked = []
+    watch, work = toy_pool(tiny_folder, tmp_path, monkeypatch, rows_of(asked), ["weights"])
+    whole = quality_pool.open_bench
+
+    def refuse(part):
+        raise torch.OutOfMemoryError("out of memory")
+
+    watch.look()
+    monkeypatch.setattr(quality_pool, "open_bench", refuse)
+    for _ in range(6):
+        with pytest.raises(torch.OutOfMemoryError):
+            work()
+        assert not watch.claims.taken("0/2")
+        watch.ended("0/2", "out of memory")
+    assert not watch.attempts and not watch.failed
+
+    def open_late(part):  # meanwhile another takes what was free
+        assert watch.claims.take("weights", "0", "1/2")
+        return whole(part)
+
+    def rest(seconds):
+        watch.claims.release("weights", "0")
+        watch.look()
+
+    monkeypatch.setattr(quality_pool, "open_bench", open_late)
+    monkeypatch.setattr(quality_pool.time, "sleep", rest)
+    assert work() == 0 and [group for _, group, _ in asked] == ["1", "1", "0", "0"]
+
+
+def test_a_group_finished_before_its_process_died_did_not_fail(tiny_folder, tmp_path, monkeypatch):
+    import quality_pool
+
+    watch, _work = toy_pool(tiny_folder, tmp_path, monkeypatch, rows_of([]), ["weights"])
+    watch.look()
+    store = quality_pool._open(watch.each[0], "1/2").store
+    for group in "01":
+        assert watch.claims.take("weights", group, "1/2")
+    for unit in "ab":
+        store.add(f"0/{unit}", {"psnr_db": 1.0})
+    watch.ended("1/2", "killed")
+    assert list(watch.attempts) == [("weights", "1")]
+    assert not watch.claims.free("weights", "0") and watch.claims.free("weights", "1")
+
+
+WORKER = """
+import pathlib, sys
+folder, end, by = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[-1]
+begun = len(list(folder.glob("weights@*")))
+(folder / "starts").open("a").write("x")
+if begun == end:
+    sys.exit("out of memory")
+(folder / f"weights@{begun}").write_text(by)
+sys.exit("died")
+"""
+
+
+def test_processes_that_take_nothing_are_not_started_for_ever(tiny_folder, tmp_path, monkeypatch, capsys):
+    import quality_watch
+
+    watch, _work = toy_pool(tiny_folder, tmp_path, monkeypatch, rows_of([]), ["weights"])
+    monkeypatch.setattr(watch, "ended", lambda by, said: None)
+    program = [sys.executable, "-c", WORKER, str(watch.claims.folder), "4"]
+    quality_watch._watch_workers(watch, program, 1, None)
+    assert (watch.claims.folder / "starts").read_text() == "x" * (4 + 2)  # the four took something
+    assert "processes end before they begin: out of memory" in capsys.readouterr().out
+
+
 def test_nothing_is_begun_after_the_deadline(tiny_folder, tmp_path, monkeypatch):
     import quality_pool
 
@@ -658,7 +769,7 @@ def test_nothing_is_begun_after_the_deadline(tiny_folder, tmp_path, monkeypatch)
     watch, work = toy_pool(tiny_folder, tmp_path, monkeypatch, rows_of(asked), ["weights"])
     for one in watch.each:
         one.deadline = 100.0
-    now = iter([0.0, 0.0, 200.0])
+    now = iter([0.0, 0.0, 0.0, 200.0])
     monkeypatch.setattr(quality_pool.time, "time", lambda: next(now))
     assert work() == 0 and len(asked) == 2
 

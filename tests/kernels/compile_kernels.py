@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 os.environ.pop("TRITON_INTERPRET", None)
@@ -35,6 +35,8 @@ PRODUCT = re.compile(r"\b((?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)\.\S+)")
 ROW_DTYPES = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
 EVERY_DTYPE = {86, 120}  # the oldest and the newest GPUs of least shared memory; elsewhere bfloat16 alone
 CANDIDATE = "candidate"
+SIXTEENS = {"K", "N", "x_row_stride", "row_stride", "count", "D", "padded"}
+RESULTS = ("bf16", "fp32")  # of products: the usual and the widest
 WEIGHT = {"data_ptr": "*u8", "scale_ptr": "*u8", "global_ptr": "*fp32"}
 SCALE_TYPES = {
     "row_scale_ptr": "*fp32",
@@ -57,6 +59,7 @@ class Job:
     types: dict[str, str]
     constants: dict[str, object]
     options: dict[str, object] = field(default_factory=dict)
+    odd: frozenset[str] = frozenset()  # sizes that are no multiples of 16
 
 
 def main(arch: int, only: str = "") -> None:
@@ -248,16 +251,30 @@ def candidate_jobs(arch: int) -> Iterator[Job]:
     from sixbit_diffusion.kernels import gemm_triton
 
     for number, tile in enumerate(gemm_triton.int8_tiles((arch // 10, arch % 10))[1:], 1):
-        yield gemm_job(gemm_triton, f"scaled_gemm i8 {CANDIDATE} {number}", "i8", 1, tile)
+        yield from int8_jobs(gemm_triton, f"scaled_gemm i8 {CANDIDATE} {number}", tile)
+
+
+def int8_jobs(gemm_triton: object, name: str, tile: object) -> Iterator[Job]:
+    """The INT8 product with a tile, as every size and every type of a result has it.
+
+    Float32 is the widest result. A tile with descriptors goes by pointers where the rows of the result do not
+    start at multiples of 16 bytes, so only where N is no multiple of 16.
+    """
+    for result in RESULTS:
+        to = "" if result == "bf16" else f" to {result}"
+        yield gemm_job(gemm_triton, f"{name}{to}", "i8", 1, tile, result)
+        for even in (True, False) if tile.descriptors else ():
+            depth = "" if even else ", uneven"
+            pointers = replace(tile, descriptors=False)
+            job = gemm_job(gemm_triton, f"{name}{to} by pointers{depth}", "i8", 1, pointers, result)
+            yield replace(job, constants=job.constants | {"EVEN_K": even}, odd=frozenset("N"))
 
 
 def gemm_jobs(gemm_triton: object, capability: tuple[int, int]) -> Iterator[Job]:
     """The products: INT8 and bfloat16 operands everywhere, NVFP4 where the hardware has them."""
-    for operand, dtype in (("i8", torch.int8), ("bf16", torch.bfloat16)):
-        tile = gemm_triton.gemm_tile(capability, dtype)
-        yield gemm_job(gemm_triton, f"scaled_gemm {operand}", operand, dtype.itemsize, tile)
-    tile = gemm_triton.gemm_tile(capability, torch.int8)
-    yield gemm_job(gemm_triton, "scaled_gemm i8 to fp32", "i8", 1, tile, "fp32")  # the widest result
+    yield from int8_jobs(gemm_triton, "scaled_gemm i8", gemm_triton.gemm_tile(capability, torch.int8))
+    tile = gemm_triton.gemm_tile(capability, torch.bfloat16)
+    yield gemm_job(gemm_triton, "scaled_gemm bf16", "bf16", 2, tile)
     if gemm_triton.has_fp4(capability):
         tile = gemm_triton.fp4_tile(capability)
         yield Job(
@@ -347,7 +364,7 @@ def compile_job(job: Job, arch: int) -> dict[str, object]:
     aligned = {
         (names.index(name),): [["tt.divisibility", 16]]
         for name, kind in job.types.items()
-        if kind.startswith("*") or name in {"K", "N", "x_row_stride", "row_stride", "count", "D", "padded"}
+        if kind.startswith("*") or name in SIXTEENS - job.odd
     }
     source = ASTSource(fn=job.kernel, signature=signature, constexprs=constants, attrs=aligned)
     options = {"enable_fp_fusion": False, **job.options}

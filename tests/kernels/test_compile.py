@@ -36,6 +36,10 @@ FP4_PRODUCT = {
     100: "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale",
     120: "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale",
 }
+DESCRIBED = {90, 100, 120}  # INT8 tiles go by tensor descriptors, and by pointers at odd widths
+POINTERS = {f"scaled_gemm i8{to} by pointers{k}" for to in ("", " to fp32") for k in ("", ", uneven")}
+# Of three tiles, each with results of two types; those with descriptors four more times, by pointers.
+CANDIDATES = {80: 6, 86: 6, 89: 6, 100: 6 + 3 * 4, 120: 6 + 1 * 4}
 ROW_KERNELS = {
     "coefficients",
     "gate_residual",
@@ -79,6 +83,11 @@ def compile_for(arch: int, *only: str) -> Compiled:
     return {row.pop("name"): row for row in rows}
 
 
+def spills(name: str, built: dict) -> bool:
+    """Whether it does and must not: rows at odd addresses are rare, and stored value by value."""
+    return "by pointers" not in name and bool(built.get("stack") or built.get("local"))
+
+
 @pytest.fixture(scope="module")
 def compiled() -> dict[int, Future]:
     with ThreadPoolExecutor(max_workers=2) as pool:
@@ -91,10 +100,13 @@ def test_kernels_compile_within_limits(arch: int, compiled: dict[int, Future]):
     dtypes = ("bf16", "fp16", "fp32") if arch in EVERY_DTYPE else ("bf16",)
     expected = KERNELS | {f"{name} {dtype}" for name in ROW_KERNELS for dtype in dtypes}
     expected |= {"fp4_gemm"} if arch in FP4_PRODUCT else set()
+    expected |= POINTERS if arch in DESCRIBED else set()
     assert set(kernels) == expected
     for name, built in kernels.items():
         assert built["shared"] <= SHARED_LIMIT[arch], name
-    assert any(INT8_PRODUCT[arch] in p and "f16" not in p for p in kernels["scaled_gemm i8"]["products"])
+    for name in (name for name in kernels if name.startswith("scaled_gemm i8")):
+        products = kernels[name]["products"]
+        assert any(INT8_PRODUCT[arch] in p and "f16" not in p for p in products), name
     if arch == 90:
         assert any(p.endswith("s32.s8.s8") for p in kernels["scaled_gemm i8"]["products"])
     if arch in FP4_PRODUCT:
@@ -106,16 +118,15 @@ def test_kernels_spill_no_registers(arch: int, compiled: dict[int, Future]):
     kernels = compiled[arch].result()
     if not all("stack" in built for built in kernels.values()):
         pytest.skip("this Triton ships no cuobjdump, so that spills cannot be read")
-    spilled = {name: built for name, built in kernels.items() if built["stack"] or built["local"]}
-    assert not spilled
+    assert not [name for name, built in kernels.items() if spills(name, built)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", [arch for arch in SHARED_LIMIT if arch != 90])  # whose table was measured
+@pytest.mark.parametrize("arch", CANDIDATES)  # all but 90, whose table was measured
 def test_tiles_that_may_be_timed_compile_within_limits(arch: int):
     candidates = compile_for(arch, "candidate")
-    assert len(candidates) == 3
+    assert len(candidates) == CANDIDATES[arch]
     for name, built in candidates.items():
         assert built["shared"] <= SHARED_LIMIT[arch], name
         assert any(INT8_PRODUCT[arch] in product for product in built["products"]), name
-        assert not built.get("stack") and not built.get("local"), name
+        assert not spills(name, built), name
