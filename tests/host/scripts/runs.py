@@ -543,8 +543,9 @@ def six_bit_blocks_are_fused() -> list[str]:
                 bad.append(f"{name}: {len(blocks)} and {len(attended)} of {computed} computed blocks")
             if [len(args[0]) for args, _ in casts] != products * computed:
                 bad.append(f"{name}: other products")
-            # What lies between two codes may fall either way.
-            near = 1e-5 if name == "the cache alone" else 0.01
+            # What lies between two codes may fall either way: one of NVFP4 moved a step's result by 2.3e-5 on
+            # one processor, by nothing on another.
+            near = {"the cache alone": 1e-5, "nvfp4": 1e-4}.get(name, 0.01)
             if not relative(out, expected) < near or not clean(model):
                 bad.append(f"{name}: {relative(out, expected)} from the host's own blocks")
     return bad
