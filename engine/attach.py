@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..sixbit_core.block import BlockLinear, BlockParts, block_forward, block_parts
+from ..sixbit_core.block import block_forward
+from ..sixbit_core.block_parts import BlockLinear, BlockParts, block_parts
 from ..sixbit_core.families import ModelFamily
 from ..sixbit_core.run import RunState, run_block
 from .linears import QuantizedLinear

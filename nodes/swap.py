@@ -20,7 +20,8 @@ import comfy.ldm.modules.attention
 import torch
 from torch import nn
 
-from ..sixbit_core.block import Attention, BlockLinear, BlockParts, Norm, block_forward, block_parts
+from ..sixbit_core.block import block_forward
+from ..sixbit_core.block_parts import Attention, BlockLinear, BlockParts, Norm, block_parts
 from ..sixbit_core.config import DMPQConfig
 from ..sixbit_core.layout import BlockLayout
 from ..sixbit_core.run import Pair, RunState, run_block

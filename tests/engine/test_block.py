@@ -15,7 +15,8 @@ from sixbit_diffusion.engine.linears import QuantizedLinear
 from sixbit_diffusion.engine.schedule import Evaluation
 from sixbit_diffusion.kernels import block_hadamard, quantize_nvfp4, use_backend
 from sixbit_diffusion.sixbit_core import block as block_module
-from sixbit_diffusion.sixbit_core.block import BlockLinear, block_forward
+from sixbit_diffusion.sixbit_core.block import block_forward
+from sixbit_diffusion.sixbit_core.block_parts import BlockLinear
 from sixbit_diffusion.sixbit_core.config import DeltaCacheConfig, DMPQConfig
 from sixbit_diffusion.sixbit_core.families.cogvideox import SMALL
 from sixbit_diffusion.sixbit_core.quantized import QuantizedWeight
