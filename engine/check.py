@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..kernels import backend_line, tuning_seconds
-from ..sixbit_core.checkpoint import CheckpointError
 from ..sixbit_core.config import NATIVE_FP4
 from ..sixbit_core.memory import FULL, sampling_bytes
 from ..sixbit_core.report import spelled_bytes
@@ -40,7 +39,12 @@ WHY = {"diffusers": "sampling", "transformers": "captions", "triton": "GPU kerne
 
 
 def check(model: str, pipeline: Path | None, choice: Choice, given: Namespace) -> Iterator[str]:
-    """The lines to show, one by one."""
+    """The lines to show, one by one.
+
+    Raises:
+        InputError, CheckpointError: for a model, settings or a clip that cannot be, once the lines about this
+            machine have been told.
+    """
     found = versions()
     yield "libraries: " + ", ".join(f"{name} {version}" for name, version in found.items())
     missing = [name for name in WHY if importlib.util.find_spec(name) is None]
@@ -54,11 +58,7 @@ def check(model: str, pipeline: Path | None, choice: Choice, given: Namespace) -
         machine = find_machine("cpu")
     yield f"machine: {machine.device.type} ({machine.name}), {spelled_bytes(machine.memory_bytes)}"
     yield f"path: {machine_path(machine)}"
-    try:
-        facts = read_facts(model, pipeline)
-    except (InputError, CheckpointError) as error:
-        yield f"model: {error}"
-        return
+    facts = read_facts(model, pipeline)
     yield from _model_lines(facts, machine, choice, given, not {"diffusers", "transformers"} & set(missing))
 
 
@@ -84,19 +84,11 @@ def _model_lines(
     checkpoint = facts.checkpoint
     kind = "quantized" if checkpoint.is_quantized else "8 bits" if checkpoint.coded else "16 or 32 bits"
     yield f"model: {facts.name}, {facts.family.label}, {kind}, fingerprint {checkpoint.fingerprint[:12]}"
-    try:
-        settings = settle(choice, facts, machine)
-    except InputError as error:
-        yield f"run: {error}"
-        return
+    settings = settle(choice, facts, machine)
     yield f"run: {settings.label()}" + (f" ({settings.note})" if settings.note else "")
     size, frames = given.size or facts.size, facts.frames if given.frames is None else given.frames
-    try:
-        check_clip(facts, size, frames, Path("image") if facts.needs_image else None)
-        check_memory(facts, size, frames, given.cfg > 1, machine)
-    except InputError as error:
-        yield f"clip: {error}"
-        return
+    check_clip(facts, size, frames, Path("image") if facts.needs_image else None)
+    check_memory(facts, size, frames, given.cfg > 1, machine)
     yield f"clip: {frames} frames of {size[0]}x{size[1]}, {facts.fps} a second, {given.steps} steps"
     if not samples:
         yield 'memory, time: cannot be told; pip install "sixbit-diffusion[engine]"'

@@ -6,7 +6,9 @@ pipe went away); what went wrong is one line on stderr. Only light modules are i
 """
 
 import argparse
+import difflib
 import io
+import itertools
 import math
 import os
 import re
@@ -31,7 +33,16 @@ CHOSEN_BY_PRESET = "default: the preset's"
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are ours to print."""
+    """An ArgumentParser whose errors are ours to print, and misspelt options named before missing ones."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        if self._subparsers is None:  # else the options after the command are that parser's
+            given = itertools.takewhile(lambda one: one != "--", args or ())
+            for name in (one.partition("=")[0] for one in given if one.startswith("--")):
+                if name not in self._option_string_actions:
+                    near = difflib.get_close_matches(name, self._option_string_actions, 1)
+                    self.error(f"unknown option {name}" + (f"; did you mean {near[0]}?" if near else ""))
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         if found := re.fullmatch(r"argument (--\S+): expected one argument", message):  # or one like -128x128

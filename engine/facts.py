@@ -180,7 +180,10 @@ def _find(model: str, pipeline: Path | None) -> tuple[Path, Path]:
     source = named_source(model)
     if not source.exists():
         raise InputError(f"--model {model} does not exist; give reference, a pipeline folder or a file")
-    if source.is_file() and pipeline is None:
+    if pipeline is not None:
+        pipeline = named_source(str(pipeline))
+    elif source.is_file():
+        open_checkpoint(source)  # what is no transformer at all is told so first
         raise InputError(
             f"--model {source.name} is a transformer alone; add --pipeline FOLDER with VAE and text encoder"
         )

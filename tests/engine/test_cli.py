@@ -71,7 +71,15 @@ BAD = [
     ([*GENERATE, "--out", "FILE"], "cannot be made a folder"),
     ([*GENERATE, "--report", "TINY"], "is a folder; give a file name"),
     (["evaluate", "--model", "TINY", "--steps", "0", "--out", "OUT"], "--steps must lie between"),
-    (["generate", "--model", "FILE", "--prompt", "x", "--out", "OUT"], "add --pipeline"),
+    (["generate", "--model", "FILE", "--prompt", "x", "--out", "OUT"], "file.txt is not a safetensors file"),
+    (["generate", "--model", "WEIGHTS", "--prompt", "x", "--out", "OUT"], "add --pipeline"),
+    (
+        ["check", "--model", "WEIGHTS", "--pipeline", "reference"],
+        "give weights and pipeline folder of one model",
+    ),
+    (["generate", "--promt", "x", "--out", "OUT"], "unknown option --promt; did you mean --prompt?"),
+    (["check", "--stesp=4"], "unknown option --stesp; did you mean --steps?"),
+    (["check", "--qqq"], "unknown option --qqq (see sixbit check --help)"),
     (["inspect", "FILE"], "file.txt"),
     (["inspect", "nowhere.safetensors"], "nowhere.safetensors"),
     (["quantize", "TINY", "TARGET", "--method", "gptq"], "gptq"),
@@ -103,6 +111,7 @@ def test_bad_input_is_one_line_and_code_2(arguments, said, tiny_folder, tmp_path
         "FILE": str(tmp_path / "file.txt"),
         "TAKEN": str(tmp_path / "taken"),
         "TARGET": str(tmp_path / "made.safetensors"),
+        "WEIGHTS": str(next((tiny_folder / "transformer").glob("*.safetensors"))),
     }
     monkeypatch.chdir(tmp_path)
     code = main([places.get(argument, argument) for argument in arguments])
@@ -417,5 +426,5 @@ def test_check_says_what_is_there(tiny_folder, capsys):
     said = capsys.readouterr().out
     for word in ("torch", "machine: cpu", "fingerprint", "memory: transformer", "time: about"):
         assert word in said
-    assert main(["check", "--model", "nowhere"]) == 0
-    assert "nowhere does not exist" in capsys.readouterr().out
+    assert main(["check", "--model", "nowhere"]) == 2
+    assert "nowhere does not exist" in capsys.readouterr().err

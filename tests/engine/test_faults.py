@@ -141,11 +141,11 @@ def test_bad_input_is_one_line_and_code_2(name, places, tmp_path, capsys, monkey
 
 
 @pytest.mark.parametrize("name", [LONG, "a\0b", "\udcff", "LOOP", "BAD", "EMPTY"])
-def test_check_says_it_and_goes_on(name, places, capsys) -> None:
+def test_check_speaks_of_the_machine_first(name, places, capsys) -> None:
     Path(places["BAD"]).write_bytes(RANDOM)
-    assert main(["check", "--model", places.get(name, name), *ON_CPU]) == 0
+    assert main(["check", "--model", places.get(name, name), *ON_CPU]) == 2
     out, err = capsys.readouterr()
-    assert not err and "Traceback" not in out and "machine: cpu" in out
+    assert "machine: cpu" in out and err.startswith("sixbit: ") and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("content", [RANDOM, b"", b"\x89PNG\r\n\x1a\n" + RANDOM, b"P6 99999 99999 255\n"])
