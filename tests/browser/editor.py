@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Locator, Page
+from playwright.sync_api import Locator, Page, TimeoutError
 
 PACK = "sixbit"  # the folder in custom_nodes
 
@@ -53,10 +53,17 @@ class Editor:
     def search(self, words: str) -> Locator:
         """Look for a node; returns the dialog that lists what was found."""
         self.clear()
-        self.page.mouse.dblclick(700, 500)
         dialog = self.page.get_by_role("dialog")
-        dialog.locator("input").first.fill(words)
-        return dialog
+        for last in (False, False, True):  # one that opens while another fades away may go with it
+            dialog.first.wait_for(state="hidden")
+            self.page.mouse.dblclick(700, 500)
+            try:
+                dialog.locator("input").first.fill(words, timeout=60_000 if last else 5_000)
+                return dialog
+            except TimeoutError:
+                if last:
+                    raise
+                self.page.keyboard.press("Escape")
 
     def types(self) -> list[str]:
         """Types of the nodes on the canvas."""
