@@ -98,7 +98,7 @@ def skipping(given, bench, bars, rows) -> None:
     rows.append(
         {"name": f"skip.{given.skip}", "plain_ms": plain, "ms": skipped, "share": share, "overhead": overhead}
     )
-    if given.skip == "0.3":
+    if abs(share - 0.3) < 0.02:  # few evaluations skip less than they are asked for
         bars[f"model.{given.config}.skip30_overhead"] = overhead
 
 

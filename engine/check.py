@@ -18,7 +18,7 @@ import torch
 
 from ..kernels import backend_line, tuning_seconds
 from ..sixbit_core.config import NATIVE_FP4
-from ..sixbit_core.memory import FULL, sampling_bytes
+from ..sixbit_core.memory import FULL, formats_of, sampling_bytes
 from ..sixbit_core.report import spelled_bytes
 from .errors import InputError
 from .facts import ModelFacts, check_clip, read_facts
@@ -116,20 +116,13 @@ def _memory_line(facts: ModelFacts, settings: RunSettings, clip: ClipSpec, machi
     )
     streams = 2 if clip.guided else 1
     tokens = facts.tokens(clip.size, clip.frames)
-    inside = sampling_bytes(_formats(settings), tokens, facts.width, dtype.itemsize, streams)
+    formats = FULL if settings.dmpq is None else formats_of(settings.dmpq, settings.cache is not None)
+    inside = sampling_bytes(formats, tokens, facts.width, dtype.itemsize, streams)
     return (
         f"memory: transformer {spelled_bytes(weights)} (16-bit {spelled_bytes(full)}), "
         f"delta cache {spelled_bytes(cache)}, sampling beside them about {spelled_bytes(inside)}; "
         f"text encoder and VAE {spelled_bytes(rest)}"
     )
-
-
-def _formats(settings: RunSettings) -> str:
-    """As `sampling_bytes` takes them; a refresh may take any block out of INT8."""
-    if settings.dmpq is None:
-        return FULL
-    refreshed = settings.cache is not None and settings.dmpq.purified_refresh
-    return "" if refreshed else settings.dmpq.router
 
 
 def sampling_seconds(facts: ModelFacts, clip: ClipSpec, machine: Machine) -> float:

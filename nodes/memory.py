@@ -9,7 +9,7 @@ import torch
 
 from ..kernels import int8_backend
 from ..sixbit_core.config import DMPQConfig
-from ..sixbit_core.memory import INT8
+from ..sixbit_core.memory import formats_of
 from .branches import KEY as LORAS
 from .demand import BlockMemory, Demand
 from .linear import QuantizedLinear
@@ -22,7 +22,7 @@ def block_memory(
     patcher: Any,
     model_options: dict[str, Any],
     dmpq: DMPQConfig | None,
-    refreshes: bool,
+    cached: bool,
     compiles: bool,
     text: int,
 ) -> BlockMemory:
@@ -31,17 +31,16 @@ def block_memory(
     Args:
         model_options: of the run.
         dmpq: activation formats; None leaves them as they come.
-        refreshes: whether residuals are refreshed in purer formats.
+        cached: whether blocks may be skipped, and their residuals refreshed.
         compiles: whether the blocks or the model are to be compiled.
         text: tokens of the longest text.
     """
     if compiles or _patched(patcher) or not fused(dmpq, patcher.model.diffusion_model.blocks):
         return BlockMemory(text)
     options = model_options["transformer_options"]
-    # A refresh may take any block out of INT8.
-    in_int8 = dmpq is not None and dmpq.router == INT8 and LORAS not in options and not refreshes
+    formats = "" if dmpq is None or LORAS in options else formats_of(dmpq, cached)
     alone = takes_torchs_attention(options) and int8_backend(patcher.load_device) == "triton"
-    return BlockMemory(text, INT8 if in_int8 else "", has_override(options), alone)
+    return BlockMemory(text, formats, has_override(options), alone)
 
 
 def _patched(patcher: Any) -> bool:

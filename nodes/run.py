@@ -132,8 +132,8 @@ def _deciding(
         )
     compiler = _compiler(options)
     text = longest_text(guider) or patcher.model.diffusion_model.max_text_seq_length
-    refreshes = settings.cache is not None and settings.dmpq is not None and settings.dmpq.purified_refresh
-    blocks = block_memory(patcher, options, settings.dmpq, refreshes, compiler is not None, text)
+    cached = settings.cache is not None
+    blocks = block_memory(patcher, options, settings.dmpq, cached, compiler is not None, text)
     demand = demand_of(patcher, noise.shape, evaluated(guider), blocks)
     cache = _placed(settings.cache, demand, patcher)
     state = RunState(layout(patcher.model.diffusion_model.blocks), settings.dmpq, cache, settings.predictor)

@@ -11,11 +11,17 @@ this says 8.6.
 """
 
 from .block import PIECE
+from .config import DMPQConfig
 
 FULL, INT8 = "full", "int8"
 HELD = {INT8: 3.9}
 HELD_OTHERWISE = 6.3  # blocks with a linear in NVFP4 or 16 bits, as a refresh may have it
 HELD_IN_FULL = 13.0  # of all streams; measured on the 5B
+
+
+def formats_of(dmpq: DMPQConfig, cached: bool) -> str:
+    """Formats of a run's activations for `sampling_bytes`: a refresh may take any cached block out of INT8."""
+    return "" if cached and dmpq.purified_refresh else dmpq.router
 
 
 def sampling_bytes(

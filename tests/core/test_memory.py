@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 import torch
 from sixbit_diffusion.sixbit_core.block import PIECE
+from sixbit_diffusion.sixbit_core.config import DMPQConfig
 from sixbit_diffusion.sixbit_core.delta_cache import bytes_on_gpu
-from sixbit_diffusion.sixbit_core.memory import FULL, INT8, sampling_bytes
+from sixbit_diffusion.sixbit_core.memory import FULL, INT8, formats_of, sampling_bytes
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 TOKENS = 226 + 13 * 30 * 45
@@ -25,6 +26,12 @@ HIDDEN, CASTS = TOKENS * 3072 * 2, 8 * 3072**2
 )
 def test_bytes_of_the_5b(formats, streams, together, expected):
     assert sampling_bytes(formats, TOKENS, 3072, 2, streams, together) == expected
+
+
+def test_a_refresh_may_leave_int8():
+    refreshed, plain = (DMPQConfig(router="int8", purified_refresh=on) for on in (True, False))
+    assert formats_of(refreshed, cached=True) != INT8
+    assert formats_of(refreshed, cached=False) == formats_of(plain, cached=True) == INT8
 
 
 def test_few_tokens_go_together():
