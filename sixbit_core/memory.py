@@ -20,7 +20,7 @@ HELD_IN_FULL = 13.0  # of all streams; measured on the 5B
 
 
 def formats_of(dmpq: DMPQConfig, cached: bool) -> str:
-    """Formats of a run's activations for `sampling_bytes`: a refresh may take any cached block out of INT8."""
+    """Formats of a run for `sampling_bytes`: a refresh may take any cached block out of INT8."""
     return "" if cached and dmpq.purified_refresh else dmpq.router
 
 
