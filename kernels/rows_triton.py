@@ -2,7 +2,8 @@
 
 A program keeps whole rows in registers, so that each is read once, and walks over many tiles while the next
 ones are on their way. A tile is a number of rows cut into chunks of 128 columns: two rows of 32 chunks, say.
-Its rotation is one product with the 128 x 128 sign matrix, for any K.
+Its rotation is one product with the 128 x 128 sign matrix, for any K. Where that leaves a quarter of a tile
+empty, since its sizes are powers of two, it is three parts of a third of the columns each.
 
 Divisions and conversions are what such a pass must not do per value: values are multiplied by 127 / amax and
 rounded by an addition (`formats_triton.int8_of_product`), and the factor of the rotation goes into the scale.
@@ -37,10 +38,11 @@ LARGEST_STRIDE = 1 << 23  # offsets inside a tile are int32
 
 @dataclass(frozen=True)
 class RowTile:
-    """How rows are cut up: `rows` of `chunks` a tile. `stages` are tiles on their way at a time in shared
-    memory, or one is `ahead` in registers; `programs` run on each multiprocessor."""
+    """How rows are cut up: `rows` of `parts` times `chunks` a tile. `stages` are tiles on their way at a time
+    in shared memory, or one is `ahead` in registers; `programs` run on each multiprocessor."""
 
     rows: int
+    parts: int
     chunks: int
     warps: int
     stages: int
@@ -51,6 +53,7 @@ class RowTile:
 # (chunks of a tile, warps, stages, programs) by major compute capability. One stage: the next tile comes
 # straight into registers, since in shared memory the coefficients of rows that are normalized would come too.
 LAUNCH = {9: {PLAIN: (128, 4, 2, 4), GELU: (128, 4, 3, 2), NORM: (64, 4, 1, 6)}}
+THIRDS = {9: (32, 4, 3, 2)}  # of PLAIN, a part's chunks: the same for rows in three parts
 MEASURED = {9: {**LAUNCH[9], GELU: (128, 8, 2, 2)}}  # where outliers are measured: sums take registers
 OTHER_PROGRAMS = (1, 2, 3, 4, 6)  # timed beside the table's on other GPUs; anything else would change sums
 SMALL_LAUNCH = {PLAIN: (64, 8, 2, 2), GELU: (128, 8, 1, 2), NORM: (128, 8, 1, 2)}
@@ -72,6 +75,12 @@ def _row_largest(x, ROWS: tl.constexpr, INTERPRETED: tl.constexpr):
     """The largest |x| of each row, likewise; NaN or infinity if one is not finite."""
     largest = largest_magnitude(x, 1, INTERPRETED)
     return largest_magnitude(tl.reshape(largest, (largest.shape[0] // ROWS, ROWS)), 0, INTERPRETED)
+
+
+@triton.jit
+def _larger(a, b):
+    """The larger magnitude of each place, NaN if one is."""
+    return tl.maximum(tl.abs(a), tl.abs(b), propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -117,12 +126,27 @@ def _place(tile, T, V, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _load(text_ptr, video_ptr, tile, tiles, T, V, row_stride, row, column, inside, ROWS: tl.constexpr):
-    """The rows of a tile, zeros beyond its stream and beyond the last tile."""
+def _load(
+    text_ptr,
+    video_ptr,
+    tile,
+    tiles,
+    T,
+    V,
+    row_stride,
+    row,
+    column,
+    ROWS: tl.constexpr,
+    K: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """A part of the rows of a tile, zeros beyond its stream and beyond the last tile."""
     item, is_text, size, first = _place(tile, T, V, ROWS)
     source = text_ptr if is_text else video_ptr
     source += (item * size + first).to(tl.int64) * row_stride
-    mask = (first + row < tl.where(tile < tiles, size, 0))[:, None] & inside
+    mask = (first + row < tl.where(tile < tiles, size, 0))[:, None]
+    if not EVEN:
+        mask = mask & (column < K)
     return tl.load(source + (row[:, None] * row_stride + column), mask=mask, other=0.0)
 
 
@@ -141,6 +165,7 @@ def rows_kernel(
     eps,
     K: tl.constexpr,
     ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
     CHUNKS: tl.constexpr,
     COLUMNS: tl.constexpr,
     PROLOGUE: tl.constexpr,
@@ -154,43 +179,44 @@ def rows_kernel(
     INTERPRETED: tl.constexpr,
 ):
     # grid: any number of programs. Tiles hold rows of one stream of one batch item. partial: (tiles, 2) of
-    # the largest and the sum of |x|; coefficients: (B, 2, 2, PADDED) of factor and shift, the video's first.
+    # the largest and the sum of |x|; coefficients: (B, 2, 2, WIDTH) of factor and shift, the video's first.
+    tl.static_assert(PARTS == 1 or (PROLOGUE == 0 and not AHEAD and not OUTLIERS))
     DTYPE: tl.constexpr = video_ptr.dtype.element_ty
     APPROXIMATE: tl.constexpr = PROLOGUE == 1 and not INTERPRETED and tl.float32 != DTYPE
     DOUBLED: tl.constexpr = APPROXIMATE and tl.bfloat16 == DTYPE  # twice a float16 might overflow
     TOTAL_FACTOR: tl.constexpr = FACTOR * 0.5 if DOUBLED else FACTOR
-    PADDED: tl.constexpr = CHUNKS * COLUMNS
+    WIDTH: tl.constexpr = CHUNKS * COLUMNS
+    EVEN: tl.constexpr = PARTS * WIDTH == K
     signs = hadamard_signs(HADAMARD, COLUMNS, PRODUCT)
     chunk = tl.arange(0, ROWS * CHUNKS)
     row = chunk % ROWS  # so that a thread, which holds every so many chunks, holds those of few rows
     column = (chunk // ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    inside = column < K
     lane = tl.arange(0, ROWS)
     offset = row[:, None] * K + column
     tiles = B * (tl.cdiv(T, ROWS) + tl.cdiv(V, ROWS))
     step = tl.num_programs(0)
     if AHEAD:
         ahead = _load(
-            text_ptr, video_ptr, tl.program_id(0), tiles, T, V, row_stride, row, column, inside, ROWS
+            text_ptr, video_ptr, tl.program_id(0), tiles, T, V, row_stride, row, column, ROWS, K, EVEN
         )
     for tile in tl.range(tl.program_id(0), tiles, step, num_stages=STAGES):
         if AHEAD:
             x = ahead
             ahead = _load(
-                text_ptr, video_ptr, tile + step, tiles, T, V, row_stride, row, column, inside, ROWS
+                text_ptr, video_ptr, tile + step, tiles, T, V, row_stride, row, column, ROWS, K, EVEN
             )
         else:
-            x = _load(text_ptr, video_ptr, tile, tiles, T, V, row_stride, row, column, inside, ROWS)
+            x = _load(text_ptr, video_ptr, tile, tiles, T, V, row_stride, row, column, ROWS, K, EVEN)
         item, is_text, size, first = _place(tile, T, V, ROWS)
 
         if PROLOGUE == 1:
             x = _gelu(x, DOUBLED, APPROXIMATE).to(x.dtype)
         if PROLOGUE == 2:
-            stream = coefficients_ptr + (item * 2 + tl.where(is_text, 1, 0)).to(tl.int64) * 2 * PADDED
+            stream = coefficients_ptr + (item * 2 + tl.where(is_text, 1, 0)).to(tl.int64) * 2 * WIDTH
             factor = tl.load(stream + column).to(tl.float32)
-            shift = tl.load(stream + PADDED + column).to(tl.float32)
+            shift = tl.load(stream + WIDTH + column).to(tl.float32)
             f = x.to(tl.float32)
-            f = tl.where(inside, f - _by_chunk(_row_sums(f, ROWS) / K, x.shape), 0.0)
+            f = tl.where(column < K, f - _by_chunk(_row_sums(f, ROWS) / K, x.shape), 0.0)
             deviation = tl.rsqrt(_row_sums(f * f, ROWS) / K + eps)
             x = tl.fma(f * _by_chunk(deviation, x.shape), factor, shift).to(x.dtype)
 
@@ -206,15 +232,23 @@ def rows_kernel(
             tl.store(partial_ptr + tile * 2 + 1, tl.sum(total))
 
         target = (item * (T + V) + tl.where(is_text, 0, T) + first).to(tl.int64)
-        mask = (first + row < size)[:, None] & inside
+        mask = (first + row < size)[:, None]
         if QUANTIZE:
-            sums = rotate_sums(x, signs, HADAMARD)
-            scale, inverse = int8_scales(_row_largest(sums, ROWS, INTERPRETED), TOTAL_FACTOR)
+            sums = (rotate_sums(x, signs, HADAMARD),)
+            largest = sums[0]
+            for part in tl.static_range(1, PARTS):
+                at = column + part * WIDTH
+                x = _load(text_ptr, video_ptr, tile, tiles, T, V, row_stride, row, at, ROWS, K, EVEN)
+                sums += (rotate_sums(x, signs, HADAMARD),)
+                largest = _larger(largest, sums[part])
+            scale, inverse = int8_scales(_row_largest(largest, ROWS, INTERPRETED), TOTAL_FACTOR)
             tl.store(scale_ptr + target + lane, scale, mask=first + lane < size)
-            q = int8_of_product(sums, _by_chunk(inverse, x.shape))
-            tl.store(y_ptr + target * K + offset, q, mask=mask)
+            for part in tl.static_range(PARTS):
+                q = int8_of_product(sums[part], _by_chunk(inverse, sums[part].shape))
+                written = mask if EVEN else mask & (column + part * WIDTH < K)
+                tl.store(y_ptr + target * K + offset + part * WIDTH, q, mask=written)
         else:
-            tl.store(y_ptr + target * K + offset, x, mask=mask)
+            tl.store(y_ptr + target * K + offset, x, mask=mask if EVEN else mask & (column < K))
 
 
 @quantize_int8.register("triton", when=supported)
@@ -281,6 +315,7 @@ def launch_rows(
                 eps,
                 K=width,
                 ROWS=tile.rows,
+                PARTS=tile.parts,
                 CHUNKS=tile.chunks,
                 COLUMNS=COLUMNS,
                 PROLOGUE=prologue,
@@ -333,12 +368,16 @@ def row_tile(
     least, warps, stages, programs = table.get(capability[0], SMALL_LAUNCH)[prologue]
     chunks = padded_width(width) // COLUMNS
     if dtype == torch.float32:  # sums and differences instead of a product take more registers
-        return RowTile(max(1, 64 // chunks), chunks, warps=16, stages=1, programs=1, ahead=False)
+        return RowTile(max(1, 64 // chunks), 1, chunks, warps=16, stages=1, programs=1, ahead=False)
+    if prologue == PLAIN and block > 1 and capability[0] in THIRDS and 4 * width == 3 * chunks * COLUMNS:
+        least, warps, stages, programs = THIRDS[capability[0]]
+        rows = max(1, least // (chunks // 4))
+        return RowTile(rows, 3, chunks // 4, warps, stages, programs, ahead=False)
     rows = max(1, least // chunks)
     if prologue == PLAIN and block <= 1:  # without a product, values stay as they were loaded: more registers
         warps *= 2
     warps = min(16, warps * (rows * chunks // least))
-    return RowTile(rows, chunks, warps, stages, programs, ahead=stages == 1)
+    return RowTile(rows, 1, chunks, warps, stages, programs, ahead=stages == 1)
 
 
 def padded_width(width: int) -> int:

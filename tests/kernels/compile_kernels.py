@@ -159,6 +159,7 @@ def whole_row_jobs(dtype: str, capability: tuple[int, int]) -> Iterator[Job]:
         ("gelu_int8", GELU, 12288, 128, True, True),
         ("gelu_int8 unmeasured", GELU, 12288, 128, True, False),
         ("quantize_int8 rotated", PLAIN, 3072, 128, True, False),
+        ("quantize_int8 wide", PLAIN, 12288, 128, True, False),
         ("quantize_int8 plain", PLAIN, 3072, 1, True, False),
         ("norm_modulate", NORM, 3072, 1, False, False),
     ]
@@ -183,6 +184,7 @@ def whole_row_jobs(dtype: str, capability: tuple[int, int]) -> Iterator[Job]:
             {
                 "K": width,
                 "ROWS": tile.rows,
+                "PARTS": tile.parts,
                 "CHUNKS": tile.chunks,
                 "COLUMNS": rows_triton.COLUMNS,
                 "PROLOGUE": prologue,

@@ -58,6 +58,7 @@ ROW_KERNELS = {
 EVERY_DTYPE = {86, 120}
 KERNELS = {
     "quantize_int8 rotated bf16",
+    "quantize_int8 wide bf16",
     "quantize_int8 plain bf16",
     "norm_modulate bf16",
     "cast_nvfp4_to_int8",

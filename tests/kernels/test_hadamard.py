@@ -67,6 +67,25 @@ def test_fused_quantization_of_exact_sums_has_the_same_bits(
     assert_same(*run_both(hadamard_quantize_nvfp4, x, block))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows, columns", [(9, 384), (5, 768), (3, 3072)])
+def test_rows_in_three_parts_have_the_same_bits(
+    device, run_both, assert_same, make, monkeypatch, rows, columns, dtype
+):
+    """As on Hopper, which is the only GPU that takes such tiles."""
+    from sixbit_diffusion.kernels import rows_triton
+
+    monkeypatch.setattr(rows_triton, "capability_of", lambda x: (9, 0))
+    assert rows_triton.row_tile(columns, dtype, rows_triton.PLAIN, (9, 0), 128).parts == 3
+    x = make(rows, columns, dtype=dtype, device=device, integers=True)
+    x[1, columns // 2], x[2, 7] = torch.nan, torch.inf
+    expected, got = run_both(hadamard_quantize_int8, x, 128)
+    assert got[1].isnan().flatten().tolist() == [False, True, True] + [False] * (rows - 3)
+    assert_same(expected[1], got[1])
+    finite = ~got[1].isnan().flatten()
+    assert_same(expected[0][finite], got[0][finite])
+
+
 @pytest.mark.parametrize(
     "rows, columns, block", [CASES[0], CASES[2], *(pytest.param(*c, marks=pytest.mark.gpu) for c in LARGE)]
 )
