@@ -49,12 +49,18 @@ class RowTile:
     programs: int
     ahead: bool
 
+    @property
+    def group(self) -> int:
+        """Chunks that all threads hold at a time, four a warp; a multiple of the rows, at most all chunks."""
+        return min(max(4 * self.warps, self.rows), self.rows * self.chunks)
+
 
 # (chunks of a tile, warps, stages, programs) by major compute capability. One stage: the next tile comes
 # straight into registers, since in shared memory the coefficients of rows that are normalized would come too.
 LAUNCH = {9: {PLAIN: (128, 4, 2, 4), GELU: (128, 4, 3, 2), NORM: (64, 4, 1, 6)}}
-THIRDS = {9: (32, 4, 3, 2)}  # of PLAIN, a part's chunks: the same for rows in three parts
-MEASURED = {9: {**LAUNCH[9], GELU: (128, 8, 2, 2)}}  # where outliers are measured: sums take registers
+MEASURED = {9: {**LAUNCH[9], GELU: (128, 4, 2, 2)}}  # where outliers are measured: sums take registers
+# The same of a part, for rows in three parts, where that is faster: by what is done first, measured or not.
+THIRDS = {9: {(PLAIN, False): (32, 4, 3, 2), (GELU, True): (32, 4, 3, 2)}}
 OTHER_PROGRAMS = (1, 2, 3, 4, 6)  # timed beside the table's on other GPUs; anything else would change sums
 SMALL_LAUNCH = {PLAIN: (64, 8, 2, 2), GELU: (128, 8, 1, 2), NORM: (128, 8, 1, 2)}
 
@@ -92,11 +98,13 @@ def _by_chunk(x, SHAPE: tl.constexpr):
 
 @triton.jit
 def _once(x, INTERPRETED: tl.constexpr):
-    """`x` in registers: not computed a second time for a second use, nor multiplied out of shared memory."""
-    if INTERPRETED or x.dtype == tl.float32:
+    """Float32 `x` in registers: not computed a second time for a second use."""
+    if INTERPRETED:
         return x
     else:
-        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
+        return tl.inline_asm_elementwise(
+            "mov.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=False, pack=1
+        )
 
 
 @triton.jit
@@ -168,6 +176,7 @@ def rows_kernel(
     PARTS: tl.constexpr,
     CHUNKS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
     PROLOGUE: tl.constexpr,
     QUANTIZE: tl.constexpr,
     OUTLIERS: tl.constexpr,
@@ -180,7 +189,8 @@ def rows_kernel(
 ):
     # grid: any number of programs. Tiles hold rows of one stream of one batch item. partial: (tiles, 2) of
     # the largest and the sum of |x|; coefficients: (B, 2, 2, WIDTH) of factor and shift, the video's first.
-    tl.static_assert(PARTS == 1 or (PROLOGUE == 0 and not AHEAD and not OUTLIERS))
+    # GROUP: of chunks that all threads hold at a time; a thread reduces what it holds by itself.
+    tl.static_assert(PARTS == 1 or (PROLOGUE < 2 and not AHEAD))
     DTYPE: tl.constexpr = video_ptr.dtype.element_ty
     APPROXIMATE: tl.constexpr = PROLOGUE == 1 and not INTERPRETED and tl.float32 != DTYPE
     DOUBLED: tl.constexpr = APPROXIMATE and tl.bfloat16 == DTYPE  # twice a float16 might overflow
@@ -200,55 +210,68 @@ def rows_kernel(
             text_ptr, video_ptr, tl.program_id(0), tiles, T, V, row_stride, row, column, ROWS, K, EVEN
         )
     for tile in tl.range(tl.program_id(0), tiles, step, num_stages=STAGES):
-        if AHEAD:
-            x = ahead
-            ahead = _load(
-                text_ptr, video_ptr, tile + step, tiles, T, V, row_stride, row, column, ROWS, K, EVEN
-            )
-        else:
-            x = _load(text_ptr, video_ptr, tile, tiles, T, V, row_stride, row, column, ROWS, K, EVEN)
         item, is_text, size, first = _place(tile, T, V, ROWS)
-
-        if PROLOGUE == 1:
-            x = _gelu(x, DOUBLED, APPROXIMATE).to(x.dtype)
-        if PROLOGUE == 2:
-            stream = coefficients_ptr + (item * 2 + tl.where(is_text, 1, 0)).to(tl.int64) * 2 * WIDTH
-            factor = tl.load(stream + column).to(tl.float32)
-            shift = tl.load(stream + WIDTH + column).to(tl.float32)
-            f = x.to(tl.float32)
-            f = tl.where(column < K, f - _by_chunk(_row_sums(f, ROWS) / K, x.shape), 0.0)
-            deviation = tl.rsqrt(_row_sums(f * f, ROWS) / K + eps)
-            x = tl.fma(f * _by_chunk(deviation, x.shape), factor, shift).to(x.dtype)
-
-        if OUTLIERS:
-            x = _once(x, INTERPRETED)
-            used = first + lane < size
-            largest = tl.where(used, _row_largest(x.to(tl.float32), ROWS, INTERPRETED), 0.0)
-            total = tl.where(used, _row_sums(tl.abs(x.to(tl.float32)), ROWS), 0.0)
-            if DOUBLED:
-                largest, total = 0.5 * largest, 0.5 * total
-            largest = largest_magnitude(largest[None, :], 1, INTERPRETED)
-            tl.store(partial_ptr + tile * 2 + tl.arange(0, 1), largest)
-            tl.store(partial_ptr + tile * 2 + 1, tl.sum(total))
-
         target = (item * (T + V) + tl.where(is_text, 0, T) + first).to(tl.int64)
         mask = (first + row < size)[:, None]
-        if QUANTIZE:
-            sums = (rotate_sums(x, signs, HADAMARD),)
-            largest = sums[0]
-            for part in tl.static_range(1, PARTS):
-                at = column + part * WIDTH
+        sums = ()
+        for part in tl.static_range(PARTS):
+            at = column + part * WIDTH
+            if AHEAD:
+                x = ahead
+                ahead = _load(
+                    text_ptr, video_ptr, tile + step, tiles, T, V, row_stride, row, at, ROWS, K, EVEN
+                )
+            else:
                 x = _load(text_ptr, video_ptr, tile, tiles, T, V, row_stride, row, at, ROWS, K, EVEN)
+
+            if PROLOGUE == 1:
+                y = _gelu(x, DOUBLED, APPROXIMATE)
+            if PROLOGUE == 2:
+                stream = coefficients_ptr + (item * 2 + tl.where(is_text, 1, 0)).to(tl.int64) * 2 * WIDTH
+                factor = tl.load(stream + column).to(tl.float32)
+                shift = tl.load(stream + WIDTH + column).to(tl.float32)
+                f = x.to(tl.float32)
+                f = tl.where(column < K, f - _by_chunk(_row_sums(f, ROWS) / K, x.shape), 0.0)
+                deviation = tl.rsqrt(_row_sums(f * f, ROWS) / K + eps)
+                y = tl.fma(f * _by_chunk(deviation, x.shape), factor, shift)
+            if PROLOGUE > 0:
+                if OUTLIERS or PARTS > 1:
+                    y = _once(y, INTERPRETED)
+                x = y.to(x.dtype)
+            if OUTLIERS:
+                groups = tl.reshape(tl.abs(y), (x.shape[0] // GROUP, GROUP, COLUMNS))
+                largest_of_part = largest_magnitude(groups, 0, INTERPRETED)
+                total_of_part = tl.sum(groups, 0)
+                if part == 0:
+                    largest, total = largest_of_part, total_of_part
+                else:
+                    largest, total = _larger(largest, largest_of_part), total + total_of_part
+
+            written = mask if EVEN else mask & (at < K)
+            if QUANTIZE:
                 sums += (rotate_sums(x, signs, HADAMARD),)
-                largest = _larger(largest, sums[part])
-            scale, inverse = int8_scales(_row_largest(largest, ROWS, INTERPRETED), TOTAL_FACTOR)
+            else:
+                tl.store(y_ptr + target * K + offset + part * WIDTH, x, mask=written)
+
+        if OUTLIERS:
+            used = (first + tl.arange(0, GROUP) % ROWS < size)[:, None]
+            largest, total = tl.where(used, largest, 0.0), tl.where(used, total, 0.0)
+            largest = largest_magnitude(tl.reshape(largest, (GROUP * COLUMNS,)), 0, INTERPRETED)
+            total = tl.sum(total)
+            if DOUBLED:
+                largest, total = 0.5 * largest, 0.5 * total
+            tl.store(partial_ptr + tile * 2, largest.to(DTYPE).to(tl.float32))  # as of the rounded numbers
+            tl.store(partial_ptr + tile * 2 + 1, total)
+        if QUANTIZE:
+            furthest = sums[0]
+            for part in tl.static_range(1, PARTS):
+                furthest = _larger(furthest, sums[part])
+            scale, inverse = int8_scales(_row_largest(furthest, ROWS, INTERPRETED), TOTAL_FACTOR)
             tl.store(scale_ptr + target + lane, scale, mask=first + lane < size)
             for part in tl.static_range(PARTS):
                 q = int8_of_product(sums[part], _by_chunk(inverse, sums[part].shape))
                 written = mask if EVEN else mask & (column + part * WIDTH < K)
                 tl.store(y_ptr + target * K + offset + part * WIDTH, q, mask=written)
-        else:
-            tl.store(y_ptr + target * K + offset, x, mask=mask if EVEN else mask & (column < K))
 
 
 @quantize_int8.register("triton", when=supported)
@@ -318,6 +341,7 @@ def launch_rows(
                 PARTS=tile.parts,
                 CHUNKS=tile.chunks,
                 COLUMNS=COLUMNS,
+                GROUP=tile.group,
                 PROLOGUE=prologue,
                 QUANTIZE=scale is not None,
                 OUTLIERS=outliers,
@@ -369,8 +393,9 @@ def row_tile(
     chunks = padded_width(width) // COLUMNS
     if dtype == torch.float32:  # sums and differences instead of a product take more registers
         return RowTile(max(1, 64 // chunks), 1, chunks, warps=16, stages=1, programs=1, ahead=False)
-    if prologue == PLAIN and block > 1 and capability[0] in THIRDS and 4 * width == 3 * chunks * COLUMNS:
-        least, warps, stages, programs = THIRDS[capability[0]]
+    third = THIRDS.get(capability[0], {}).get((prologue, outliers))
+    if third and block > 1 and 4 * width == 3 * chunks * COLUMNS:
+        least, warps, stages, programs = third
         rows = max(1, least // (chunks // 4))
         return RowTile(rows, 3, chunks // 4, warps, stages, programs, ahead=False)
     rows = max(1, least // chunks)

@@ -187,6 +187,7 @@ def whole_row_jobs(dtype: str, capability: tuple[int, int]) -> Iterator[Job]:
                 "PARTS": tile.parts,
                 "CHUNKS": tile.chunks,
                 "COLUMNS": rows_triton.COLUMNS,
+                "GROUP": tile.group,
                 "PROLOGUE": prologue,
                 "QUANTIZE": quantize,
                 "OUTLIERS": outliers,

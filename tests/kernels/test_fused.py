@@ -151,6 +151,21 @@ def test_twin_of_gelu(device, run_both, assert_codes_agree, make, case, dtype):
         assert_codes_agree(got, expected, block_hadamard(exact, block), dtype, 0.2)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_twin_of_gelu_in_three_parts(device, run_both, assert_codes_agree, make, monkeypatch, dtype):
+    """As on Hopper where outliers are measured; rows that are no multiple of those of a tile."""
+    from sixbit_diffusion.kernels import rows_triton
+
+    monkeypatch.setattr(rows_triton, "capability_of", lambda x: (9, 0))
+    assert rows_triton.row_tile(768, dtype, rows_triton.GELU, (9, 0), 128, True).parts == 3
+    x = make(2, 19, 768, dtype=dtype, device=device)
+    exact = torch.nn.functional.gelu(x.float(), approximate="tanh").flatten(0, 1)
+    expected, got = run_both(gelu_int8, x, 128, True)
+    assert_codes_agree(got, expected, block_hadamard(exact, 128), dtype, 0.2)
+    x[1, 3, 700] = torch.nan
+    assert run_both(gelu_int8, x, 128, True)[1][2].isnan().any(1).tolist() == [False, True]
+
+
 @pytest.mark.parametrize("backend", ["reference", "triton"])
 def test_gelu_into_given_tensors(device, make, backend):
     x = make(2, 5, 256, device=device)
