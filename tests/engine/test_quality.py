@@ -759,7 +759,9 @@ def test_processes_that_take_nothing_are_not_started_for_ever(tiny_folder, tmp_p
     program = [sys.executable, "-c", WORKER, str(watch.claims.folder), "4"]
     quality_watch._watch_workers(watch, program, 1, None)
     assert (watch.claims.folder / "starts").read_text() == "x" * (4 + 2)  # the four took something
-    assert "processes end before they begin: out of memory" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "processes end before they begin: out of memory" in told.out
+    assert told.err.count("died") == 4 and told.err.count("out of memory") == 2  # each one's own last words
 
 
 def test_nothing_is_begun_after_the_deadline(tiny_folder, tmp_path, monkeypatch):
