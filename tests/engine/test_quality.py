@@ -297,6 +297,17 @@ def test_rows_are_kept_by_method(tiny_folder, tmp_path, capsys, monkeypatch):
     assert found["a"][0][:2] == (0.5, 1.5) and curves(results, 1, 25) == {} == curves(results, 8, 2)
 
 
+def test_a_router_and_a_cache_of_one_name_are_two_curves():
+    from quality_picture import curves
+
+    rows = [
+        {"part": part, "group": "0", "unit": "random", "psnr_db": 30.0, "cost": 0.5}
+        for part in ("routers-s1-2-6", "skips-s1-2-0.46")
+    ]
+    found = curves({"parts": {row["part"]: {} for row in rows}, "rows": rows}, 1, 2)
+    assert {name: len(points) for name, points in found.items()} == {"random router": 1, "random": 1}
+
+
 def asked_for(monkeypatch, *options):
     """What `quality.py` makes of a command line."""
     import quality
