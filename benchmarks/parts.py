@@ -6,6 +6,7 @@ units share what is costly to make. A part that stops goes on where it was.
 
 import datetime
 import json
+import os
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -199,10 +200,12 @@ def run_part(given: Namespace, job: Job) -> None:
     if given.workers > 1 and shard is None and left:
         run_workers(job.program, given.workers, watch)
     elif left:
-        bench = open_bench(opened)
+        bench, parent = open_bench(opened), os.getppid()
         for group in left:
             for _ in opened.measure(bench, group):
                 watch()
+                if shard is not None and os.getppid() != parent:
+                    return  # nobody waits for this process any more
     if shard is None:
         print(f"\n{json.dumps(opened.conclude(), indent=1)}")
 

@@ -12,7 +12,7 @@ import quality_methods as table
 from methods import Method
 from parts import Bars, Bench, Job, Part, interval, means, paired, read_results, run_part, tied_to
 from quality_bars import OUR_SKIP, OURS, WHOLE, Conclude, Rows
-from quality_calibrate import PREDICTOR_FILE, TEACACHE_FILE, calibrate_model, digest_files
+from quality_calibrate import GPTQ_FILE, PREDICTOR_FILE, TEACACHE_FILE, calibrate_model, digest_files
 from quality_clips import full_latents, sampled
 from quality_measure import Sampled, frames_of, needed, solve
 from quality_methods import Solvable
@@ -73,9 +73,11 @@ def make_job(given: Namespace, program: Sequence[str], command: str) -> Job:
 
 
 def draw_picture(given: Namespace) -> None:
-    """Draw what stands in the results."""
-    from quality_picture import draw
-
+    """Draw what stands in the results. InputError where there is nothing to draw, or nothing to draw with."""
+    try:
+        from quality_picture import draw
+    except ModuleNotFoundError as error:
+        raise InputError(f"the picture needs {error.name}; draw it elsewhere by --part picture") from error
     draw(read_results(given.out), given.twin, given.steps, given.out.with_suffix(".png"))
 
 
@@ -88,6 +90,8 @@ def _prompts(given: Namespace) -> list[Prompt]:
 
 def _sampled(given: Namespace, methods: Sequence[Method], conclude: Conclude) -> Part:
     by_name = {method.name: method for method in methods}
+    if any(getattr(method, "weights", None) == table.GPTQ for method in methods):
+        needed(given.work / GPTQ_FILE)  # the last that calibration writes: none begins beside it
     part = Sampled(by_name, given.followed)
     identity = repr((sorted(method.identity for method in methods), given.followed))
 

@@ -8,6 +8,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 from parts import interval
+from quality_methods import ROUTERS
 from sixbit_diffusion.engine.errors import InputError
 from sixbit_diffusion.engine.rows import Row
 
@@ -21,9 +22,11 @@ def curves(results: Row, twin: int, steps: int) -> dict[str, list[Point]]:
     found: dict[str, list[Point]] = {}
     for part in parts:
         by_method: dict[str, list[Row]] = {}
+        kind = " router" if part.startswith("routers-") else ""  # random is a way to skip, too
         for row in results["rows"]:
             if row["part"] == part and {"psnr_db", "cost", "unit"} <= row.keys():
-                by_method.setdefault(row["unit"], []).append(row)
+                name = row["unit"]
+                by_method.setdefault(name + (kind if name in ROUTERS else ""), []).append(row)
         for method, rows in by_method.items():
             psnr = interval([row["psnr_db"] for row in rows])
             point = (sum(row["cost"] for row in rows) / len(rows), psnr["mean"], *psnr["interval"])
@@ -36,7 +39,7 @@ def draw(results: Row, twin: int, steps: int, target: Path) -> None:
     found: Mapping[str, list[Point]] = curves(results, twin, steps)
     if not found:
         raise InputError(f"no rows of twin {twin} at {steps} steps to draw; run the parts first")
-    figure, axes = pyplot.subplots(figsize=(9, 6), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(12, 7), layout="constrained")
     colours = pyplot.get_cmap("tab20")
     for number, (method, points) in enumerate(sorted(found.items())):
         cost, mean, low, high = zip(*points, strict=True)
@@ -49,7 +52,7 @@ def draw(results: Row, twin: int, steps: int, target: Path) -> None:
     axes.set_xlabel("cost, as a share of full precision's")
     axes.set_ylabel("PSNR against full precision, dB")
     axes.set_title(f"{steps} steps, outliers x{twin}")
-    axes.legend(fontsize=7, ncols=2)
+    figure.legend(fontsize=7, ncols=2, loc="outside right upper")
     axes.grid(alpha=0.3)
     figure.savefig(target, dpi=140)
     pyplot.close(figure)

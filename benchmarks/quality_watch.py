@@ -27,6 +27,7 @@ from sixbit_diffusion.sixbit_core.errors import CheckpointError
 
 ATTEMPTS, GIVEN_UP = 2, 3  # at a group; groups that fail for good until a part does
 GRACE = 30.0  # seconds until a process that overruns is stopped
+SAID = 30  # lines of a failed process that are shown
 
 
 @dataclass
@@ -166,6 +167,7 @@ def _calibrate(first: Namespace, program: Sequence[str], deadline: float | None,
         except subprocess.TimeoutExpired as error:
             raise InputError(f"calibrate did not end within {rest:.0f} s") from error
         if done.returncode:
+            print(_end_of(said), file=sys.stderr, flush=True)
             raise InputError(f"calibrate failed: {_last_line(said, done.returncode)}")
     print(f"{time.time() - begin:6.0f} s  calibrate: done", flush=True)
 
@@ -200,6 +202,7 @@ def _watch_workers(watch: Watch, program: Sequence[str], count: int, deadline: f
                 del workers[index]
                 if code:
                     line, by = _last_line(said, code), f"{index}/{count}"
+                    print(_end_of(said), file=sys.stderr, flush=True)
                     idle_deaths += len(watch.claims.taken(by)) == taken[index]  # before it took anything
                     watch.ended(by, line)
                     if idle_deaths > count:
@@ -228,6 +231,11 @@ def _ending(workers: dict[int, tuple[subprocess.Popen, object]]) -> Iterator[Non
 
 
 def _last_line(said: object, code: int) -> str:
-    said.seek(0)
-    lines = said.read().strip().splitlines()
+    lines = _end_of(said).splitlines()
     return lines[-1] if lines else f"exit code {code}"
+
+
+def _end_of(said: object) -> str:
+    """The last lines that a process wrote to its error output: its traceback, where it had one."""
+    said.seek(0)
+    return "\n".join(said.read().strip().splitlines()[-SAID:])

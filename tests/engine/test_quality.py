@@ -297,6 +297,17 @@ def test_rows_are_kept_by_method(tiny_folder, tmp_path, capsys, monkeypatch):
     assert found["a"][0][:2] == (0.5, 1.5) and curves(results, 1, 25) == {} == curves(results, 8, 2)
 
 
+def test_a_router_and_a_cache_of_one_name_are_two_curves():
+    from quality_picture import curves
+
+    rows = [
+        {"part": part, "group": "0", "unit": "random", "psnr_db": 30.0, "cost": 0.5}
+        for part in ("routers-s1-2-6", "skips-s1-2-0.46")
+    ]
+    found = curves({"parts": {row["part"]: {} for row in rows}, "rows": rows}, 1, 2)
+    assert {name: len(points) for name, points in found.items()} == {"random router": 1, "random": 1}
+
+
 def asked_for(monkeypatch, *options):
     """What `quality.py` makes of a command line."""
     import quality
@@ -759,7 +770,9 @@ def test_processes_that_take_nothing_are_not_started_for_ever(tiny_folder, tmp_p
     program = [sys.executable, "-c", WORKER, str(watch.claims.folder), "4"]
     quality_watch._watch_workers(watch, program, 1, None)
     assert (watch.claims.folder / "starts").read_text() == "x" * (4 + 2)  # the four took something
-    assert "processes end before they begin: out of memory" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "processes end before they begin: out of memory" in told.out
+    assert told.err.count("died") == 4 and told.err.count("out of memory") == 2  # each one's own last words
 
 
 def test_nothing_is_begun_after_the_deadline(tiny_folder, tmp_path, monkeypatch):
@@ -810,9 +823,46 @@ def test_a_part_is_of_the_files_that_calibration_left(name, tmp_path, monkeypatc
     jobs = []
     monkeypatch.setattr(quality_parts, "run_part", lambda given, job: jobs.append(job))
     (tmp_path / "s1").mkdir()
+    (tmp_path / "s1" / "gptq.safetensors").write_text("a", encoding="utf-8")
     for text in ("a", "a", "b"):
         (tmp_path / "s1" / name).write_text(text, encoding="utf-8")
         given = Namespace(part="weights", twin=1, steps=2, prompts=1, followed=1, work=tmp_path, trial=True)
         assert quality_parts.run(given, [], "command") == 0
     first, again, other = (job.part.identity for job in jobs)
     assert first == again != other
+
+
+@pytest.mark.parametrize("part", ["weights", "whole", "rivals"])
+def test_what_needs_gptq_weights_begins_only_after_calibration(part, tmp_path, capsys):
+    import quality_parts
+
+    (tmp_path / "s1").mkdir()
+    given = Namespace(part=part, twin=1, steps=2, prompts=1, followed=1, work=tmp_path, trial=True)
+    assert quality_parts.run(given, [], "command") == 2
+    assert "gptq.safetensors does not exist; run --part calibrate" in capsys.readouterr().err
+
+
+def test_a_picture_without_matplotlib_is_one_line(tmp_path, monkeypatch, capsys):
+    import quality_parts
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    sys.modules.pop("quality_picture", None)
+    given = Namespace(part="picture", twin=1, steps=2, work=tmp_path, out=tmp_path / "r.json")
+    assert quality_parts.run(given, [], "command") == 2
+    assert "the picture needs matplotlib" in capsys.readouterr().err
+
+
+def test_a_worker_whose_parent_is_gone_ends(tiny_folder, tmp_path, monkeypatch):
+    import parts
+
+    given = Namespace(model=str(tiny_folder), predictor=None, device="cpu", steps=2, workers=2, shard="0/2")
+    given.out, asked, parents = tmp_path / "r.json", [], iter([7, 7, 1])
+
+    def measure(bench, group, units):
+        asked.append(group)
+        yield "", {"psnr_db": 1.0}
+
+    part = parts.Part([str(n) for n in range(8)], ("",), measure, lambda rows: ({}, {}), loads=False)
+    monkeypatch.setattr(parts.os, "getppid", lambda: next(parents))
+    parts.run_part(given, parts.Job("toy", "quality", part, [], [], "command"))
+    assert asked == ["0", "2"]
