@@ -108,6 +108,19 @@ def _once(x, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
+def _magnitudes(x, used, INTERPRETED: tl.constexpr):
+    """The largest and the sum of |x| over chunks that are `used` (GROUP, 1), modulo GROUP.
+
+    First over those that a thread holds by itself: GROUP is as many as all threads hold at a time.
+    """
+    groups = tl.reshape(tl.abs(x), (x.shape[0] // used.shape[0], used.shape[0], x.shape[1]))
+    largest = tl.where(used, largest_magnitude(groups, 0, INTERPRETED), 0.0)
+    total = tl.where(used, tl.sum(groups, 0), 0.0)
+    largest = largest_magnitude(tl.reshape(largest, (used.shape[0] * x.shape[1],)), 0, INTERPRETED)
+    return largest, tl.sum(total)
+
+
+@triton.jit
 def _gelu(x, DOUBLED: tl.constexpr, APPROXIMATE: tl.constexpr):
     """GELU by tanh, in float32. DOUBLED: twice that, which saves a multiplication."""
     f = x.to(tl.float32)
@@ -239,13 +252,11 @@ def rows_kernel(
                     y = _once(y, INTERPRETED)
                 x = y.to(x.dtype)
             if OUTLIERS:
-                groups = tl.reshape(tl.abs(y), (x.shape[0] // GROUP, GROUP, COLUMNS))
-                largest_of_part = largest_magnitude(groups, 0, INTERPRETED)
-                total_of_part = tl.sum(groups, 0)
+                found = _magnitudes(y, (first + tl.arange(0, GROUP) % ROWS < size)[:, None], INTERPRETED)
                 if part == 0:
-                    largest, total = largest_of_part, total_of_part
+                    largest, total = found
                 else:
-                    largest, total = _larger(largest, largest_of_part), total + total_of_part
+                    largest, total = _larger(largest, found[0]), total + found[1]
 
             written = mask if EVEN else mask & (at < K)
             if QUANTIZE:
@@ -254,10 +265,6 @@ def rows_kernel(
                 tl.store(y_ptr + target * K + offset + part * WIDTH, x, mask=written)
 
         if OUTLIERS:
-            used = (first + tl.arange(0, GROUP) % ROWS < size)[:, None]
-            largest, total = tl.where(used, largest, 0.0), tl.where(used, total, 0.0)
-            largest = largest_magnitude(tl.reshape(largest, (GROUP * COLUMNS,)), 0, INTERPRETED)
-            total = tl.sum(total)
             if DOUBLED:
                 largest, total = 0.5 * largest, 0.5 * total
             tl.store(partial_ptr + tile * 2, largest.to(DTYPE).to(tl.float32))  # as of the rounded numbers
