@@ -21,10 +21,10 @@ def apply_delta_kernel(x_ptr, delta_ptr, y_ptr, count, BLOCK: tl.constexpr):
 
 
 @apply_delta.register("triton", when=supported)
-def apply_delta_triton(x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-    check_delta(x, delta)
+def apply_delta_triton(x: torch.Tensor, delta: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    check_delta(x, delta, out)
     x, delta = x.contiguous(), delta.contiguous()
-    y = torch.empty_like(x)
+    y = torch.empty_like(x) if out is None else out
     if x.numel():
         with on_device(x):
             apply_delta_kernel[(triton.cdiv(x.numel(), BLOCK),)](

@@ -1,4 +1,4 @@
-"""Tensors that wait in host memory, carried there and back beside the work of a GPU.
+"""Groups of tensors that wait in host memory, carried there and back beside the work of a GPU.
 
 Python runs far ahead of a GPU, so buffers made anew for each tensor would pile up on it. A few slots, one
 ring for each direction, bound what is on its way; a slot is used again after an event, for which streams wait
@@ -9,20 +9,20 @@ order through the same slots.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
 
-AHEAD_BYTES = 256 * 2**20  # of tensors fetched before they are asked for: a block of the 5B with guidance
+AHEAD_BYTES = 256 * 2**20  # of tensors fetched before they are asked for: two blocks of the 5B with guidance
 MOST_AHEAD = 8
 FEWEST_AHEAD = 2
 OUTGOING = 2
 
 
 def slots_ahead(size: int) -> int:
-    """Tensors of `size` bytes that are fetched ahead at most."""
+    """Groups of `size` bytes that are fetched ahead at most."""
     return min(max(AHEAD_BYTES // max(size, 1), FEWEST_AHEAD), MOST_AHEAD)
 
 
@@ -32,7 +32,7 @@ def pinned_bytes(size: int) -> int:
 
 
 def bytes_on_device(size: int) -> int:
-    """What a courier of tensors of `size` bytes takes on the device."""
+    """What a courier of groups of `size` bytes takes on the device."""
     return (slots_ahead(size) + 1 + OUTGOING) * size
 
 
@@ -41,14 +41,10 @@ class _Slot:
     bytes: torch.Tensor  # (n,) uint8 on the device
     free: torch.cuda.Event | None = None  # after it the slot may be written
 
-    def like(self, host: torch.Tensor) -> torch.Tensor:
-        """The slot seen as a tensor of the shape and type of `host`."""
-        return self.bytes.view(host.dtype).view(host.shape)
-
 
 @dataclass
 class _Ring:
-    """Slots for tensors of one size on one device."""
+    """Slots for groups of one size on one device."""
 
     outgoing: deque[_Slot]
     idle: deque[_Slot]  # of those for what comes in
@@ -56,7 +52,8 @@ class _Ring:
 
 @dataclass
 class _Parcel:
-    host: torch.Tensor
+    host: torch.Tensor  # (n,) uint8: the group's tensors one after the other
+    parts: tuple[tuple[torch.Size, torch.dtype], ...]
     device: torch.device
     written: torch.cuda.Event | None = None  # the copy in host memory is whole after it
 
@@ -77,7 +74,7 @@ class _Coming:
 
 @dataclass
 class Courier:
-    """Keeps tensors in host memory under keys. What is `expect`ed is fetched ahead of being asked for."""
+    """Keeps groups of tensors in host memory under keys. What is `expect`ed is fetched ahead."""
 
     _parcels: dict[Hashable, _Parcel] = field(default_factory=dict)
     _rings: dict[tuple[torch.device, int], _Ring] = field(default_factory=dict)
@@ -86,29 +83,29 @@ class Courier:
     _coming: dict[Hashable, _Coming] = field(default_factory=dict)
     _lent: tuple[_Ring, _Slot] | None = None
 
-    def outgoing(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """An empty tensor on the device to fill and `send`, at once: its memory is used again."""
-        size = torch.Size(shape).numel() * dtype.itemsize
-        slot = self._ring(device, size).outgoing[0]
-        _wait(device, slot.free)
-        return slot.bytes.view(dtype).view(shape)
+    def send(self, key: Hashable, group: Sequence[torch.Tensor]) -> None:
+        """Keep copies of the tensors of a group, all on one device, under `key`, in place of what was there.
 
-    def send(self, key: Hashable, x: torch.Tensor) -> None:
-        """Keep `x`, which `outgoing` gave, under `key`, in place of what was there."""
-        device = x.device
-        ring = self._ring(device, x.nbytes)
+        Those of the widest type come first, so that each lies where its type may.
+        """
+        device, size = group[0].device, sum(x.nbytes for x in group)
+        parts = tuple((x.shape, x.dtype) for x in group)
+        ring = self._ring(device, size)
         slot = ring.outgoing[0]
         ring.outgoing.rotate(-1)
+        _wait(device, slot.free)
+        for place, x in zip(_views(slot.bytes, parts), group, strict=True):
+            place.copy_(x)
         old = self._parcels.get(key)
-        if old is None or old.host.shape != x.shape or old.host.dtype != x.dtype:
+        if old is None or old.parts != parts or old.device != device:
             self.drop(key)
-            old = self._parcels[key] = _Parcel(_host_memory(x), device)
+            old = self._parcels[key] = _Parcel(_host_memory(slot.bytes), parts, device)
         elif key in self._coming:
             self._recall(key)
         stream = self._of(device).out
         _wait_for_main(device, stream)
         with _on(stream):
-            old.host.copy_(x, non_blocking=stream is not None)
+            old.host.copy_(slot.bytes, non_blocking=stream is not None)
         old.written = slot.free = _mark(stream)
 
     def expect(self, keys: Iterable[Hashable]) -> None:
@@ -118,8 +115,8 @@ class Courier:
         self._queue = deque(key for key in keys if key in self._parcels)
         self._start()
 
-    def fetch(self, key: Hashable) -> torch.Tensor:
-        """What is kept under `key`, on its device, until the next `fetch`. KeyError if there is none."""
+    def fetch(self, key: Hashable) -> tuple[torch.Tensor, ...]:
+        """The group kept under `key`, on its device, until the next `fetch`. KeyError if there is none."""
         parcel = self._parcels[key]
         self._release()
         if key not in self._coming:
@@ -129,7 +126,7 @@ class Courier:
         _wait(parcel.device, coming.arrived)
         self._lent = self._ring_of(parcel), coming.slot
         self._start()
-        return coming.slot.like(parcel.host)
+        return _views(coming.slot.bytes, parcel.parts)
 
     def drop(self, key: Hashable) -> None:
         """Forget what is kept under `key`, if anything is."""
@@ -159,7 +156,7 @@ class Courier:
             for event in (slot.free, parcel.written):
                 if stream is not None and event is not None:
                     stream.wait_event(event)
-            slot.like(parcel.host).copy_(parcel.host, non_blocking=stream is not None)
+            slot.bytes.copy_(parcel.host, non_blocking=stream is not None)
         self._coming[key] = _Coming(slot, _mark(stream))
 
     def _make_room(self, parcel: _Parcel) -> None:
@@ -219,6 +216,16 @@ def _slots(count: int, size: int, device: torch.device, stream: torch.cuda.Strea
             free = torch.cuda.current_stream(device).record_event()
         slots.append(_Slot(memory, free))
     return slots
+
+
+def _views(memory: torch.Tensor, parts: Iterable[tuple[torch.Size, torch.dtype]]) -> tuple[torch.Tensor, ...]:
+    """Tensors of these shapes and types that lie in `memory` (n,) uint8, one after the other."""
+    views, at = [], 0
+    for shape, dtype in parts:
+        end = at + shape.numel() * dtype.itemsize
+        views.append(memory[at:end].view(dtype).view(shape))
+        at = end
+    return tuple(views)
 
 
 def _host_memory(x: torch.Tensor) -> torch.Tensor:

@@ -4,9 +4,10 @@ One Δ per block and stream is enough: the change r = ‖Δ_new − Δ_old‖₂
 while the newer is made. Source: 6Bit-Diffusion (arXiv 2603.18742), TDC.
 
 Where Δ waits is a row of `CODECS`: as it comes ("gpu"), rounded to INT8 by blocks of 64 values or to NVFP4 by
-rows, or in host memory, fetched ahead of its use (`courier`). A rounded Δ is off by its rounding error q, and
-that would pass for change: q is measured when Δ is stored and taken out, r = sqrt(max(r_measured² − q², 0)),
-since rounding errors do not correlate with Δ.
+rows, or in INT8 in host memory, fetched ahead of its use (`courier`): most blocks skip the same evaluations,
+which then last as long as the way from there, and INT8 halves it. A rounded Δ is off by its rounding error q,
+and that would pass for change: q is measured when Δ is stored and taken out, r = sqrt(max(r_measured² − q²,
+0)), since rounding errors do not correlate with Δ.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -34,13 +35,13 @@ class Codec:
     """How Δ, (rows, width), is kept: to a payload and back, and the bytes of one row.
 
     Attributes:
-        away: it waits in host memory, as it comes.
+        away: it waits in host memory.
     """
 
     encode: Callable[[torch.Tensor], Payload]
     decode: Callable[[Payload, torch.dtype], torch.Tensor]
     row_bytes: Callable[[int, int], int]  # (width, bytes of one input value)
-    exact: bool
+    exact: bool = False
     away: bool = False
 
 
@@ -59,12 +60,15 @@ def _block(width: int) -> int:
 
 def _to_int8(delta: torch.Tensor) -> Payload:
     q, scale = quantize_int8(delta.reshape(-1, _block(delta.shape[1])))
-    return q.view(delta.shape), scale.view(len(delta), -1)
+    return scale.view(len(delta), -1), q.view(delta.shape)
 
 
 def _from_int8(payload: Payload, dtype: torch.dtype) -> torch.Tensor:
-    q, scale = payload
-    return (q.view(*scale.shape, -1) * scale[..., None]).to(dtype).view(q.shape)
+    scale, q = payload
+    delta = torch.empty(q.shape, dtype=dtype, device=q.device)
+    blocks = (*scale.shape, -1)
+    torch.mul(q.view(blocks), scale[..., None], out=delta.view(blocks))  # float32 is never kept
+    return delta
 
 
 CODECS: dict[str, Codec] = {
@@ -73,16 +77,14 @@ CODECS: dict[str, Codec] = {
         encode=_to_int8,
         decode=_from_int8,
         row_bytes=lambda width, itemsize: width + 4 * (width // _block(width)),
-        exact=False,
     ),
     "gpu-nvfp4": Codec(
         encode=lambda delta: quantize_nvfp4(delta, per_row=True),
         decode=lambda payload, dtype: dequantize_nvfp4(*payload, dtype=dtype),
         row_bytes=lambda width, itemsize: width // 2 + width // 16 + 4,
-        exact=False,
     ),
-    "host": replace(_AS_IT_COMES, away=True),
 }
+CODECS["host"] = replace(CODECS["gpu-int8"], away=True)
 
 
 def resolve_location(
@@ -91,9 +93,9 @@ def resolve_location(
     size: Callable[[str], int] | None = None,
     fits_host: bool = False,
 ) -> str:
-    """Settle "auto": the first of gpu, host, gpu-int8, gpu-nvfp4 whose full cache fits, else host.
+    """Settle "auto": the first of gpu, gpu-int8, host, gpu-nvfp4 whose full cache fits, else host.
 
-    Host memory comes before rounding: it costs a few hundredths of the time where NVFP4 costs decibels.
+    Host memory comes before NVFP4: it costs a few hundredths of the time where that costs decibels.
 
     Args:
         location: one of `config.CACHE_LOCATIONS`.
@@ -103,9 +105,8 @@ def resolve_location(
     """
     if location != "auto" or free is None or size is None:
         return "gpu" if location == "auto" else location
-    if fits_host and size("gpu") > free:
-        return "host"
-    return next((name for name in ("gpu", "gpu-int8", "gpu-nvfp4") if size(name) <= free), "host")
+    near = [name for name in ("gpu", "gpu-int8", "gpu-nvfp4") if size(name) <= free]
+    return near[0] if near and not (fits_host and near[0] == "gpu-nvfp4") else "host"
 
 
 def bytes_needed(
@@ -222,39 +223,42 @@ class DeltaCache:
             inp, out: (video (N, D), text (T, D)) of one stream before and after the block.
         """
         key, (video, text) = (block, stream), inp
-        shape = video.shape[0] + text.shape[0], video.shape[1]
-        if self._codec.away:
-            delta = self._courier.outgoing(shape, video.dtype, video.device)
-        else:
-            delta = video.new_empty(shape)
+        delta = video.new_empty((video.shape[0] + text.shape[0], video.shape[1]))
         torch.sub(out[0], video, out=delta[: video.shape[0]])
         torch.sub(out[1], text, out=delta[video.shape[0] :])
-        self._forget(key)
-        if self._codec.away:
-            payload, size = (), delta.nbytes
-            self._courier.send(key, delta)
-        else:
-            payload = self._codec.encode(delta)
-            size = sum(part.nbytes for part in payload)
-        entry = _Entry(payload, size, _shape(video, text), video.dtype, video.device, evaluation, None)
-        self._entries[key] = entry
+        payload = self._codec.encode(delta)
+        rounding = None
         if not self._codec.exact:
-            kept = self._decode(key)[: video.shape[0]]
-            entry.rounding = block_measures(video[None], out[0][None], kept[None])[0, 1:]
+            kept = self._codec.decode(payload, video.dtype)[: video.shape[0]]
+            rounding = block_measures(video[None], out[0][None], kept[None])[0, 1:]
+        self._forget(key)
+        size = sum(part.nbytes for part in payload)
+        if self._codec.away:
+            self._courier.send(key, payload)
+            payload = ()
+        entry = _Entry(payload, size, _shape(video, text), video.dtype, video.device, evaluation, rounding)
+        self._entries[key] = entry
         self.bytes += size
         self.peak_bytes = max(self.peak_bytes, self.bytes)
 
     def apply(
-        self, block: int, stream: Stream, video: torch.Tensor, text: torch.Tensor, scale: float = 1.0
+        self,
+        block: int,
+        stream: Stream,
+        video: torch.Tensor,
+        text: torch.Tensor,
+        scale: float = 1.0,
+        out: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`video` (N, D) and `text` (T, D) plus the kept Δ, the video's times `scale`, as new tensors.
+        """`video` (N, D) and `text` (T, D) plus the kept Δ, the video's times `scale`; in `out` or anew.
 
         Raises:
             KeyError: if none is kept.
         """
         delta = self._decode((block, stream))
         moved, still = delta[: video.shape[0]], delta[video.shape[0] :]
-        return apply_delta(video, moved if scale == 1.0 else moved * scale), apply_delta(text, still)
+        moved = moved if scale == 1.0 else moved * scale
+        return apply_delta(video, moved, out[0]), apply_delta(text, still, out[1])
 
     def keep(self, streams: Collection[Stream]) -> None:
         """Drop the residuals of every other stream."""
@@ -269,7 +273,7 @@ class DeltaCache:
     def _decode(self, key: tuple[int, Stream]) -> torch.Tensor:
         """The kept Δ; one that was away is valid until the next is asked for."""
         entry = self._entries[key]
-        payload = (self._courier.fetch(key),) if self._codec.away else entry.payload
+        payload = self._courier.fetch(key) if self._codec.away else entry.payload
         return self._codec.decode(payload, entry.dtype)
 
     def _drop(self, key: tuple[int, Stream]) -> None:

@@ -303,13 +303,16 @@ class RunState:
 
     def _answer(self, block: int, held: Sequence[int], inp: Pair, out: Pair) -> Pair:
         """`out` with the `held` batch rows replaced by input plus kept residual, as new tensors."""
-        rows = [(out[0][row], out[1][row]) for row in range(out[0].shape[0])]
-        for row in held:
-            stream = self._streams[row]
-            rows[row] = self._deltas.apply(
-                block, stream, inp[0][row], inp[1][row], self._growth(block, stream)
-            )
-        return torch.stack([video for video, _ in rows]), torch.stack([text for _, text in rows])
+        video, text = (x.new_empty(x.shape) for x in out)
+        for row, stream in enumerate(self._streams):
+            if row in held:
+                growth = self._growth(block, stream)
+                self._deltas.apply(
+                    block, stream, inp[0][row], inp[1][row], growth, out=(video[row], text[row])
+                )
+            else:
+                video[row], text[row] = out[0][row], out[1][row]
+        return video, text
 
     def _growth(self, block: int, stream: Stream) -> float:
         """What a kept residual is multiplied by: how much the block's grew since, in calibration."""

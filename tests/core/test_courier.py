@@ -9,17 +9,17 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def send(courier: Courier, key: object, value: float, device: str, size: int = 64) -> None:
-    x = courier.outgoing(
-        (size,), torch.float32, torch.device(device, 0) if device == "cuda" else torch.device(device)
-    )
-    x.fill_(value)
-    courier.send(key, x)
+    """A group of `size` values, the last quarter of them in bytes."""
+    wide = torch.full((size * 3 // 4,), float(value), device=device)
+    narrow = torch.full((size,), int(value) % 100, dtype=torch.int8, device=device)
+    courier.send(key, (wide, narrow))
 
 
 def held(courier: Courier, key: object) -> float:
-    found = courier.fetch(key).unique()
-    assert found.numel() == 1
-    return float(found)
+    wide, narrow = courier.fetch(key)
+    assert wide.dtype == torch.float32 and narrow.dtype == torch.int8
+    assert (wide == wide[0]).all() and (narrow == int(wide[0]) % 100).all()
+    return float(wide[0])
 
 
 @pytest.fixture
@@ -61,10 +61,11 @@ def test_whatever_is_asked_for_in_whatever_order_is_what_was_sent(device, seed, 
                 expected.pop(key, None)
                 courier.drop(key)
             elif key in expected:
-                x = courier.fetch(key)
-                found.append((torch.stack([x.min(), x.max()]), expected[key]))  # read later: nothing waits
+                wide, narrow = courier.fetch(key)  # read later: nothing waits
+                ends = torch.stack([wide.min(), wide.max(), narrow.min(), narrow.max()])
+                found.append((ends, [expected[key]] * 2 + [expected[key] % 100] * 2))
             assert (key in courier) == (key in expected)
-        assert all(x.tolist() == [value, value] for x, value in found)
+        assert all(ends.tolist() == values for ends, values in found)
 
 
 def test_what_is_expected_is_under_way_before_it_is_asked_for(monkeypatch):

@@ -113,7 +113,7 @@ def test_memory(bench):
     assert set(bars) == {f"memory.tiny.{n}" for n in ("weights_gib", "speed_cost", "peak_vs_diffusers")}
     assert bars["memory.tiny.peak_vs_diffusers"] > 2
     on_gpu, in_host = rows["sampling.3x4x4.gpu"], rows["sampling.3x4x4.host"]
-    assert on_gpu["cache_bytes"] == in_host["cache_bytes"] > 0 and on_gpu["share"] > 0
+    assert on_gpu["cache_bytes"] > in_host["cache_bytes"] > 0 and on_gpu["share"] > 0
     assert on_gpu["expected_bytes"] > on_gpu["cache_bytes"]
     alone = ("--location", "host", "--latents", "3,4,8", "--cap", "5", "--part", "sampling", "text", "decode")
     _, rows = bench("memory", *few, *alone)

@@ -308,7 +308,8 @@ def the_cache_goes_where_there_is_room() -> list[str]:
             (None, 1 << 34, "gpu"),
             (10 * full, 1 << 34, "gpu"),
             (0.6 * full, full, "gpu-int8"),  # half of it is too little
-            (0.6 * full, 1 << 34, "host"),
+            (0.6 * full, 1 << 34, "gpu-int8"),  # what fits the GPU does not leave it
+            (0.2 * full, 1 << 34, "host"),
         ):
             RUN.room_for_cache = lambda patcher, demand, room=room: room
             comfy.model_management.get_free_memory = lambda dev=None, torch_free_too=False, free=free: (
@@ -318,7 +319,7 @@ def the_cache_goes_where_there_is_room() -> list[str]:
             seen = report(fast)
             if seen.cache["location"] != place or not seen.skipped_fraction:
                 bad.append(f"{room}, {place}: {seen.cache['location']}")
-            if place in ("gpu", "host") and not equal(out, expected):
+            if place == "gpu" and not equal(out, expected):
                 bad.append(f"{place} gives another clip")
         sample(model)
     finally:
@@ -327,11 +328,11 @@ def the_cache_goes_where_there_is_room() -> list[str]:
     plain = int(required[-1])
     reserved = [int(needed) - plain for needed in required[:-1]]
     residuals = 2 * model.model.plan.config["num_layers"]
-    slots = pack("sixbit_core.courier").bytes_on_device(full // residuals)
+    slots = pack("sixbit_core.courier").bytes_on_device(seen.cache_bytes // residuals)
     if not (reserved[0] == reserved[1] >= full and 0 < reserved[2] < 0.6 * reserved[0]):
         bad.append(f"reserved {reserved} of {full}")
-    if not slots <= reserved[3] <= 1.2 * slots:
-        bad.append(f"reserved {reserved[3]} for what is on its way, not {slots}")
+    if not slots <= reserved[4] <= 1.2 * slots:
+        bad.append(f"reserved {reserved[4]} for what is on its way, not {slots}")
     if not full <= reserved[0] <= 1.2 * full:
         bad.append(f"said {reserved[0]}, took {full}")
     return bad
