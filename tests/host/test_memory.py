@@ -1,4 +1,4 @@
-"""The script that measures a whole run on a GPU machine: here tiny, on a CPU, without what may be missing."""
+"""The scripts for a GPU machine, here on a CPU: a whole run, tiny, without what may be missing."""
 
 import pytest
 import torch
@@ -45,6 +45,14 @@ def test_what_is_needed_is_what_the_line_says(found: dict) -> None:
 def test_weights_are_loaded_once(found: dict) -> None:
     assert [run["loads"] for run in found["runs"]] == [1, 0, 0]
     assert not found["second_queue_reloads"] and not found["changed_queue_reloads"]
+
+
+@pytest.mark.slow
+def test_the_reference_runs_without_triton(host) -> None:
+    """The script that is for a GPU without it, on a CPU: the references serve, and the line says so."""
+    found = host.run("paths", absent=["triton"], kitchen=False, steps=2)
+    assert found["equal"] and found["psnr_db"] > 25
+    assert "Triton is not installed; the PyTorch references serve" in found["said"]
 
 
 def test_without_a_gpu_it_says_so(host) -> None:
