@@ -3,11 +3,14 @@
 One Δ per block and stream is enough: the change r = ‖Δ_new − Δ_old‖₂ / ‖Δ_old‖₂ needs the older one only
 while the newer is made. Source: 6Bit-Diffusion (arXiv 2603.18742), TDC.
 
-Where Δ waits is a row of `CODECS`: as it comes ("gpu"), rounded to INT8 by blocks of 64 values or to NVFP4 by
-rows, or in INT8 in host memory, fetched ahead of its use (`courier`): most blocks skip the same evaluations,
-which then last as long as the way from there, and INT8 halves it. A rounded Δ is off by its rounding error q,
-and that would pass for change: q is measured when Δ is stored and taken out, r = sqrt(max(r_measured² − q²,
-0)), since rounding errors do not correlate with Δ.
+Where Δ waits is a row of `CODECS`: as it comes ("gpu"), rounded to INT8 by blocks of 64 values or to NVFP4
+by rows, or in INT8 in host memory, fetched ahead of its use (`courier`). A rounded Δ is off by its rounding
+error q, and that would pass for change: q is measured when Δ is stored and taken out, r = sqrt(max(
+r_measured² − q², 0)), since rounding errors do not correlate with Δ.
+
+Most blocks skip the same evaluations, which then last as long as the way from host memory. So there the sum
+of Δ over each span of `SPAN` blocks is kept as well, X after the last minus X before the first: where all of
+them were computed in one evaluation and all are skipped, the first adds the sum, the others nothing.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -26,7 +29,9 @@ from ..kernels import (
 from .courier import Courier, bytes_on_device, pinned_bytes
 from .layout import Stream
 
+SPAN = 6  # blocks; on the reference's skips stretched to 42 blocks two of seven spans are broken up
 Payload = tuple[torch.Tensor, ...]
+Pair = tuple[torch.Tensor, torch.Tensor]  # of the video, of the text
 Shape = tuple[int, int, int]  # video tokens, text tokens, width
 
 
@@ -122,18 +127,19 @@ def bytes_needed(
         streams: conditionings times batch items.
         dtype: of the hidden states.
     """
-    codec = CODECS[resolve_location(location)]
-    return codec.row_bytes(width, dtype.itemsize) * tokens * blocks * streams
+    one = _bytes_of_one(location, tokens, width, dtype)
+    return one * (blocks + _spans(location, blocks)) * streams
 
 
 def bytes_on_gpu(
     location: str, tokens: int, width: int, blocks: int, streams: int, dtype: torch.dtype
 ) -> int:
-    """Bytes of `bytes_needed`, which see, that are on the GPU: where Δ is away, of those on their way."""
-    total = bytes_needed(location, tokens, width, blocks, streams, dtype)
+    """Bytes of `bytes_needed`, which see, that are on the GPU: where Δ is away, of those on their way, and of
+    what a span began with."""
     if not CODECS[resolve_location(location)].away:
-        return total
-    return bytes_on_device(total // (blocks * streams))
+        return bytes_needed(location, tokens, width, blocks, streams, dtype)
+    begun = tokens * width * dtype.itemsize * streams
+    return bytes_on_device(_bytes_of_one(location, tokens, width, dtype)) + begun
 
 
 def bytes_in_host_memory(
@@ -142,7 +148,17 @@ def bytes_in_host_memory(
     """Bytes of host memory that a full cache takes, as PyTorch pins them; arguments as `bytes_needed`."""
     if not CODECS[resolve_location(location)].away:
         return 0
-    return pinned_bytes(bytes_needed(location, tokens, width, 1, 1, dtype)) * blocks * streams
+    one = pinned_bytes(_bytes_of_one(location, tokens, width, dtype))
+    return one * (blocks + _spans(location, blocks)) * streams
+
+
+def _bytes_of_one(location: str, tokens: int, width: int, dtype: torch.dtype) -> int:
+    return CODECS[resolve_location(location)].row_bytes(width, dtype.itemsize) * tokens
+
+
+def _spans(location: str, blocks: int) -> int:
+    """Spans whose sum is kept."""
+    return -(-blocks // SPAN) if CODECS[resolve_location(location)].away else 0
 
 
 @dataclass
@@ -157,16 +173,18 @@ class _Entry:
 
 
 class DeltaCache:
-    """Residuals of transformer blocks for one sampling run, keyed by (block, stream)."""
+    """Residuals of `blocks` transformer blocks for one sampling run, by block and stream."""
 
-    def __init__(self, location: str = "auto") -> None:
-        self.location = resolve_location(location)
+    def __init__(self, location: str, blocks: int) -> None:
+        self.location, self.blocks = resolve_location(location), blocks
         self._codec = CODECS[self.location]
         self.reset()
 
     def reset(self) -> None:
         """Forget every residual. The only place that names the fields."""
-        self._entries: dict[tuple[int, Stream], _Entry] = {}
+        self._entries: dict[tuple[int, Stream], _Entry] = {}  # a span is under -1 minus its first block
+        self._begun: dict[Stream, tuple[int, Pair]] = {}  # first block of a span, and what it got
+        self._together = [False] * self.blocks  # blocks that are skipped with all of their span
         self._courier = Courier()
         self.bytes = 0
         self.peak_bytes = 0
@@ -181,11 +199,13 @@ class DeltaCache:
         self._drop((block, stream))
         return False
 
-    def expect(self, streams: Sequence[Stream]) -> None:
-        """Say that all blocks will be asked about these streams, block by block."""
-        if self._codec.away:
-            blocks = sorted({block for block, _ in self._entries})
-            self._courier.expect((block, stream) for block in blocks for stream in streams)
+    def expect(self, streams: Sequence[Stream], skips: Sequence[bool]) -> None:
+        """Say that all blocks will be asked about these streams, block by block, and which are skipped."""
+        if not self._codec.away:
+            return
+        self._together = [all(skips[n] for n in self._span(block)) for block in range(self.blocks)]
+        places = ((block, stream) for block in range(self.blocks) for stream in streams)
+        self._courier.expect(key for place in places if (key := self._key(*place)) is not None)
 
     def evaluation(self, block: int, stream: Stream) -> int:
         """The evaluation at which the kept Δ was made. KeyError if there is none."""
@@ -222,7 +242,20 @@ class DeltaCache:
             evaluation: the present one.
             inp, out: (video (N, D), text (T, D)) of one stream before and after the block.
         """
-        key, (video, text) = (block, stream), inp
+        self._keep_difference((block, stream), evaluation, inp, out)
+        if not self._codec.away:
+            return
+        span = self._span(block)
+        if block == span[0]:
+            self._begun[stream] = block, inp
+        if block == span[-1]:
+            first, begun = self._begun.pop(stream, (-1, inp))
+            made = {self._entries[n, stream].evaluation for n in span if (n, stream) in self._entries}
+            if first == span[0] and made == {evaluation}:
+                self._keep_difference((-1 - first, stream), evaluation, begun, out)
+
+    def _keep_difference(self, key: tuple[int, Stream], evaluation: int, inp: Pair, out: Pair) -> None:
+        video, text = inp
         delta = video.new_empty((video.shape[0] + text.shape[0], video.shape[1]))
         torch.sub(out[0], video, out=delta[: video.shape[0]])
         torch.sub(out[1], text, out=delta[video.shape[0] :])
@@ -252,13 +285,25 @@ class DeltaCache:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`video` (N, D) and `text` (T, D) plus the kept Δ, the video's times `scale`; in `out` or anew.
 
+        Of a span that is skipped together the first block adds all of it and the others nothing; `scale` must
+        then be 1.
+
         Raises:
             KeyError: if none is kept.
         """
-        delta = self._decode((block, stream))
+        self._begun.pop(stream, None)
+        key = self._key(block, stream)
+        if key is None:
+            pairs = zip((video, text), out, strict=True)
+            return tuple(x if place is None else place.copy_(x) for x, place in pairs)
+        delta = self._decode(key)
         moved, still = delta[: video.shape[0]], delta[video.shape[0] :]
         moved = moved if scale == 1.0 else moved * scale
         return apply_delta(video, moved, out[0]), apply_delta(text, still, out[1])
+
+    def passes(self, block: int, stream: Stream) -> bool:
+        """Whether `apply` gives what it gets, the span's first block having added all of it."""
+        return self._key(block, stream) is None
 
     def keep(self, streams: Collection[Stream]) -> None:
         """Drop the residuals of every other stream."""
@@ -268,7 +313,23 @@ class DeltaCache:
     def clear(self) -> None:
         """Free every tensor. `peak_bytes` stays."""
         self.keep(())
+        self._begun.clear()
         self._courier = Courier()
+
+    def _span(self, block: int) -> range:
+        first = block - block % SPAN
+        return range(first, min(first + SPAN, self.blocks))
+
+    def _key(self, block: int, stream: Stream) -> tuple[int, Stream] | None:
+        """Of the residual that a block takes: its own, its span's, or none where that is added already."""
+        span = self._span(block)
+        sum_of_span = self._entries.get((-1 - span[0], stream))
+        if not self._together[block] or sum_of_span is None:
+            return block, stream
+        kept = [self._entries.get((n, stream)) for n in span]
+        if any(entry is None or entry.evaluation != sum_of_span.evaluation for entry in kept):
+            return block, stream
+        return (-1 - block, stream) if block == span[0] else None
 
     def _decode(self, key: tuple[int, Stream]) -> torch.Tensor:
         """The kept Δ; one that was away is valid until the next is asked for."""

@@ -95,7 +95,7 @@ class RunState:
         self._memory = [BlockMemory() for _ in range(self.layout.blocks)]
         self._plans: list[BlockPlan] = []
         self._observer = Observer()
-        self._deltas = DeltaCache(self.cache.location) if self.cache is not None else None
+        self._deltas = DeltaCache(self.cache.location, self.layout.blocks) if self.cache is not None else None
         self._ledger = Ledger(self.layout)
         self._block: int | None = None  # whose compute is running
         self._rows: tuple[int, ...] = ()  # batch rows that it runs for
@@ -131,7 +131,7 @@ class RunState:
         self._streams = tuple(streams)
         self._ledger.saw_streams(len(self._seen))
         if self._deltas is not None:
-            self._deltas.expect(self._streams)
+            self._deltas.expect(self._streams, [plan.skip and not self._fits for plan in self._plans])
 
     def linear(
         self,
@@ -302,7 +302,10 @@ class RunState:
             self._block, self._rows = None, ()
 
     def _answer(self, block: int, held: Sequence[int], inp: Pair, out: Pair) -> Pair:
-        """`out` with the `held` batch rows replaced by input plus kept residual, as new tensors."""
+        """`out` with the `held` batch rows replaced by input plus kept residual; new tensors, but for a batch
+        to which nothing is added."""
+        if all(row in held and self._deltas.passes(block, s) for row, s in enumerate(self._streams)):
+            return inp
         video, text = (x.new_empty(x.shape) for x in out)
         for row, stream in enumerate(self._streams):
             if row in held:

@@ -1,6 +1,12 @@
 import pytest
 import torch
-from sixbit_diffusion.sixbit_core.delta_cache import CODECS, DeltaCache, bytes_needed, resolve_location
+from sixbit_diffusion.sixbit_core.delta_cache import (
+    CODECS,
+    SPAN,
+    DeltaCache,
+    bytes_needed,
+    resolve_location,
+)
 
 STREAM = ("cond", 0)
 LOCATIONS = sorted(CODECS)
@@ -18,7 +24,7 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("location", LOCATIONS)
 def test_apply_restores_the_residual_and_leaves_the_input_alone(location):
-    cache, inp, out, now = DeltaCache(location), pair(0), pair(1), pair(2)
+    cache, inp, out, now = DeltaCache(location, 4), pair(0), pair(1), pair(2)
     cache.store(3, STREAM, 7, inp, out)
     before = [part.clone() for part in now]
     result = cache.apply(3, STREAM, *now)
@@ -31,7 +37,7 @@ def test_apply_restores_the_residual_and_leaves_the_input_alone(location):
 @pytest.mark.parametrize("location", [*LOCATIONS, "auto"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_predicted_bytes_are_the_actual_ones(location, dtype):
-    cache = DeltaCache(location)
+    cache = DeltaCache(location, 3)
     for _ in range(2):  # storing again replaces
         for block in range(3):
             for item in range(2):
@@ -53,13 +59,63 @@ def test_bytes_of_the_5b_in_bf16():
 
 
 def test_host_memory_holds_what_the_gpu_would_in_int8():
-    near, away, now = DeltaCache("gpu-int8"), DeltaCache("host"), pair(2)
+    near, away, now = DeltaCache("gpu-int8", 4), DeltaCache("host", 4), pair(2)
     for cache in (near, away):
         cache.store(0, STREAM, 0, pair(0), pair(1))
-    assert away.bytes == near.bytes
+    assert away.bytes == near.bytes  # the span is not whole
     for a, b in zip(near.apply(0, STREAM, *now), away.apply(0, STREAM, *now), strict=True):
         assert torch.equal(a, b)
     assert torch.equal(*(cache.change(0, STREAM, now[0], pair(3)[0]) for cache in (near, away)))
+
+
+def steps_of(cache: DeltaCache, blocks: range, evaluation: int, seed: int) -> list[tuple[torch.Tensor, ...]]:
+    """Hidden states before, between and after blocks that are computed one after the other."""
+    states = [pair(seed)]
+    for block in blocks:
+        states.append(tuple(x + y for x, y in zip(states[-1], pair(seed + block + 1), strict=True)))
+        cache.store(block, STREAM, evaluation, *states[-2:])
+    return states
+
+
+def answered(cache: DeltaCache, blocks: range, skips: list[bool]) -> tuple[tuple[torch.Tensor, ...], int]:
+    """What blocks that are all skipped make of the same input, and how often host memory was asked."""
+    fetches, fetch = [], cache._courier.fetch
+    cache._courier.fetch = lambda key: fetches.append(key) or fetch(key)
+    cache.expect([STREAM], skips)
+    now = pair(99)
+    for block in blocks:
+        if not cache.passes(block, STREAM):
+            now = cache.apply(block, STREAM, *now)
+    cache._courier.fetch = fetch
+    return now, len(fetches)
+
+
+def test_a_span_that_is_skipped_together_is_one_sum():
+    blocks = range(SPAN + 2)  # the second span has two
+    cache = DeltaCache("host", len(blocks))
+    states = steps_of(cache, blocks, 0, seed=0)
+    after, fetches = answered(cache, blocks, [True] * len(blocks))
+    assert fetches == 2
+    for now, x, y, out in zip(pair(99), states[0], states[-1], after, strict=True):
+        assert relative(out - now, y - x) < 0.02
+    assert answered(cache, blocks, [True] * (SPAN + 1) + [False])[1] == 1 + 2  # the second is broken up
+    steps_of(cache, range(2, 3), 1, seed=50)  # one block of the first is of another evaluation
+    assert answered(cache, blocks, [True] * len(blocks))[1] == SPAN + 1
+    steps_of(cache, range(SPAN), 2, seed=0)
+    assert answered(cache, blocks, [True] * len(blocks))[1] == 2
+    cache.keep(())
+    assert cache.bytes == 0
+
+
+def test_a_span_of_which_a_block_was_skipped_has_no_sum():
+    blocks = range(SPAN)
+    cache = DeltaCache("host", SPAN)
+    steps_of(cache, blocks, 0, seed=0)
+    begun = pair(1)
+    cache.store(0, STREAM, 1, begun, pair(2))
+    cache.apply(1, STREAM, *pair(2))
+    steps_of(cache, range(2, SPAN), 1, seed=7)
+    assert answered(cache, blocks, [True] * SPAN)[1] == SPAN
 
 
 def test_auto_takes_what_fits():
@@ -76,7 +132,7 @@ def test_auto_takes_what_fits():
 
 @pytest.mark.parametrize("location", LOCATIONS)
 def test_change_is_that_of_the_residual_not_of_its_rounding(location):
-    cache, inp, out = DeltaCache(location), pair(0, width=256), pair(1, width=256)
+    cache, inp, out = DeltaCache(location, 4), pair(0, width=256), pair(1, width=256)
     cache.store(0, STREAM, 0, inp, out)
     other = pair(2, width=256)
     grown = out[0] + 0.1 * other[0]  # a change that has nothing to do with Δ
@@ -88,7 +144,7 @@ def test_change_is_that_of_the_residual_not_of_its_rounding(location):
 
 
 def test_another_size_or_dtype_is_dropped():
-    cache = DeltaCache()
+    cache = DeltaCache("gpu", 4)
     cache.store(0, STREAM, 0, pair(0), pair(1))
     assert cache.holds(0, STREAM, *pair(2)) and not cache.holds(0, ("cond", 1), *pair(2))
     assert not cache.holds(0, STREAM, *pair(2, dtype=torch.bfloat16))
@@ -98,7 +154,7 @@ def test_another_size_or_dtype_is_dropped():
 
 
 def test_reset_equals_new():
-    cache = DeltaCache("gpu")
+    cache = DeltaCache("gpu", 4)
     cache.store(0, STREAM, 0, pair(0), pair(1))
     cache.reset()
-    assert vars(cache) == vars(DeltaCache("gpu"))
+    assert vars(cache) == vars(DeltaCache("gpu", 4))
