@@ -11,7 +11,6 @@ of the clip against full precision on the same machine.
 from boot import ARGUMENTS, answer, pack  # isort: split
 
 import unfound  # noqa: F401  # isort: split
-
 from early import STOOD_IN  # isort: split
 
 import math
