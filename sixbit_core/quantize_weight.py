@@ -151,9 +151,8 @@ def _rounded(
 
 
 def _turned_moments(moments: torch.Tensor, size: int) -> torch.Tensor:
-    """H R H of blocks R (G, B, B), symmetric again to the last bit."""
-    turned = _turned(_turned(moments, size).mT, size)
-    return (turned + turned.mT) / 2
+    """H R H of blocks R (G, B, B)."""
+    return _turned(_turned(moments, size).mT, size)
 
 
 def _turned(rows: torch.Tensor, size: int) -> torch.Tensor:

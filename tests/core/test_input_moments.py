@@ -76,7 +76,7 @@ def test_blocks_are_parts_of_the_whole(native_file, monkeypatch):
 
 @pytest.mark.parametrize(
     ("columns", "size"),
-    [(12288, 3072), (7680, 2560), (3072, 3072), (1920, 1920), (48, 48), (5 * 2**20, 2560)],
+    [(12288, 2048), (7680, 1920), (3072, 1536), (1920, 1920), (48, 48), (2**20, 2048)],
 )
 def test_blocks_are_the_largest_that_tile(columns, size):
     assert block_size(columns) == size
@@ -152,7 +152,7 @@ def test_they_are_rotated_with_the_weight():
     weight, moments = gaussian(32, 128), torch.diag(gaussian(128, seed=1).exp())[None]
     rotated = quantize_group([weight], QuantizeConfig(rotation="on"), moments=moments)[0]
     turned = block_hadamard(block_hadamard(moments, 128).mT, 128)
-    factor = moment_factor((turned + turned.mT) / 2)
+    factor = moment_factor(turned)
     data = round_by_inputs(block_hadamard(weight, 128), rotated.scale, rotated.global_scale, factor)
     assert torch.equal(rotated.data, data)
     upright = quantize_group([weight], QuantizeConfig(rotation="off"), moments=moments)[0]
