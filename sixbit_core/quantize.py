@@ -3,7 +3,8 @@
 Block Linears and adaLN Linears become NVFP4. Block Linears are stored rotated by the block
 Hadamard that their INT8 activations need; adaLN Linears read one row and are never rotated.
 What those read at every timestep is known, so that but for "rtn" they are always rounded by
-their inputs (docs/method.md has what that gains).
+their inputs. Of what block Linears read the second moments follow, which "search" rounds them by
+(docs/method.md has what both gain).
 All else is copied in its precision; float32 goes to the precision the family was published in.
 A file for a stock host keeps one adaLN Linear in 16 bits: that host reads the width of the time
 embedding off its shape, and takes the packed one for it.
@@ -21,6 +22,7 @@ import torch
 from . import VERSION
 from .checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from .families import ModelFamily
+from .input_moments import linear_moments
 from .provenance import source_licence, source_name
 from .quantize_weight import GPTQ, QuantizeConfig, output_errors, quantize_group, quantize_linear
 from .quantized import QuantizedWeight, file_entries
@@ -240,14 +242,16 @@ def quantize_tensors(
     for layers, in_block in layer_groups(checkpoint.family, config.compatible):
         weights = [checkpoint.finite(f"{layer}.weight", device) for layer in layers]
         samples = (inputs.get(layers[0]) if inputs else None) if in_block else embedded
+        known = in_block and config.method == "search"
+        moments = linear_moments(checkpoint, layers[0], embedded) if known else None
         try:
-            group = quantize_group(weights, config if in_block else by_time, inputs=samples)
+            group = quantize_group(weights, config if in_block else by_time, None, samples, moments)
         except ValueError as error:
             names = ", ".join(layers)
             raise CheckpointError(f"{checkpoint.path}: {names} cannot be quantized: {error}") from error
         if errors is not None and samples is not None:
             errors.update(zip(layers, output_errors(weights, group, samples), strict=True))
-        del weights, samples
+        del weights, samples, moments
         yield from zip(layers, group, strict=True)
     for name in copied_names(checkpoint, config.compatible):
         yield name, checkpoint.finite(name, device, copied_dtype(checkpoint, name))

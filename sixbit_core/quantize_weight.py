@@ -2,10 +2,10 @@
 
     W' = H(W),   global_scale = max|W'| / (448·6) over all W' of the group,   (data, scale) = NVFP4(W')
 
-Block scales are found by least squared error (method "search") or by rounding to nearest
-("rtn"); "gptq" keeps the scales of "search" and rounds the values by sample inputs. A group is
-what reads one input: q, k and v of a block share rotation and global scale, so that they can run
-as one product.
+Block scales are found by least squared error (method "search") or by rounding to nearest ("rtn"). Where
+the second moments of the inputs are known, "search" rounds the values by them; "gptq" has the same scales
+and rounds by sample inputs. A group is what reads one input: q, k and v of a block share rotation and
+global scale, so that they can run as one product.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..kernels import block_hadamard, hadamard_block_size, linear_w4a8, quantize_nvfp4
-from .gptq import input_factor, round_by_inputs
+from .gptq import input_factor, moment_factor, round_by_inputs
 from .quantized import QuantizedWeight
 
 METHODS = {
@@ -32,8 +32,8 @@ class QuantizeConfig:
     """How a checkpoint is quantized.
 
     Attributes:
-        method: "search" tries eight scales a block, "rtn" takes the nearest; "gptq" rounds to the scales
-            of "search" by sample inputs.
+        method: "search" tries eight scales a block and rounds by moments of the inputs, where they are
+            known; "rtn" takes the nearest; "gptq" rounds to the scales of "search" by sample inputs.
         rotation: "on" and "off" for all block Linears; "auto" chooses by the output error of a
             W4A8 Linear where sample inputs are given, and rotates where none are.
         compatible: nothing rotated, so that a host which knows plain NVFP4 reads the file.
@@ -90,20 +90,31 @@ def quantize_group(
     config: QuantizeConfig,
     shared_global: torch.Tensor | None = None,
     inputs: torch.Tensor | None = None,
+    moments: torch.Tensor | None = None,
 ) -> list[QuantizedWeight]:
     """Quantize Linears that read one input: one global scale and one rotation for all.
 
     Args:
         weights: each (N, K), one K.
         config, shared_global, inputs: as in `quantize_linear`.
+        moments: (K/B, B, B) float32 diagonal blocks of E[xxᵀ] of the input, B a multiple of the rotation's
+            block, that "search" rounds by; None to round to nearest. No other method reads them.
+
+    Raises:
+        ValueError: as `quantize_linear`, and moments that are not finite.
     """
+    rounds = moments is not None and config.method == "search"
+
+    def encoded(size: int) -> list[QuantizedWeight]:
+        made = _encoded(weights, size, config, shared_global)
+        return _rounded(weights, made, moment_factor(_turned_moments(moments, size))) if rounds else made
+
     size = hadamard_block_size(weights[0].shape[1]) if config.rotates else 0
-    group = _encoded(weights, size, config, shared_global)
+    group = encoded(size)
     if inputs is not None:
         inputs = inputs.to(weights[0].device, torch.float32)
         if size > 1 and config.rotation == "auto":
-            plain = _encoded(weights, 0, config, shared_global)
-            group = min(group, plain, key=lambda made: _w4a8_error(weights, made, inputs))
+            group = min(group, encoded(0), key=lambda made: _w4a8_error(weights, made, inputs))
     return _rounded_by_inputs(weights, group, inputs) if config.method == GPTQ else group
 
 
@@ -125,13 +136,23 @@ def _rounded_by_inputs(
     if inputs is None or inputs.shape[1] != group[0].in_features:
         found = "none" if inputs is None else f"{inputs.shape[1]} columns"
         raise ValueError(f"gptq needs sample inputs of {group[0].in_features} columns, got {found}")
-    size = group[0].hadamard
-    factor = input_factor(_turned(inputs, size))
+    return _rounded(weights, group, input_factor(_turned(inputs, group[0].hadamard)))
+
+
+def _rounded(
+    weights: Sequence[torch.Tensor], group: Sequence[QuantizedWeight], factor: torch.Tensor
+) -> list[QuantizedWeight]:
+    """The group with its scales, the values rounded by a factor of inputs as they are rotated."""
     made = []
     for weight, scaled in zip(weights, group, strict=True):
-        data = round_by_inputs(_turned(weight, size), scaled.scale, scaled.global_scale, factor)
-        made.append(replace(scaled, data=data))
+        turned = _turned(weight, scaled.hadamard)
+        made.append(replace(scaled, data=round_by_inputs(turned, scaled.scale, scaled.global_scale, factor)))
     return made
+
+
+def _turned_moments(moments: torch.Tensor, size: int) -> torch.Tensor:
+    """H R H of blocks R (G, B, B)."""
+    return _turned(_turned(moments, size).mT, size)
 
 
 def _turned(rows: torch.Tensor, size: int) -> torch.Tensor:

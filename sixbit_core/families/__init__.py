@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 
 from . import cogvideox
-from .base import ModelFamily, Shape
+from .base import ModelFamily, Shape, Source
 
 DETECTORS = (cogvideox.detect,)
 FAMILIES: dict[str, ModelFamily] = {f.name: f for f in (*cogvideox.PUBLISHED, cogvideox.SMALL)}
 
-__all__ = ["DETECTORS", "FAMILIES", "ModelFamily", "Shape", "find_family", "to_native"]
+__all__ = ["DETECTORS", "FAMILIES", "ModelFamily", "Shape", "Source", "find_family", "to_native"]
 
 
 def find_family(shapes: Mapping[str, Shape]) -> ModelFamily:

@@ -11,6 +11,21 @@ Shape = tuple[int, ...]
 Renames = tuple[tuple[str, str], ...]  # (diffusers, native), whole dotted prefixes
 
 
+@dataclass(frozen=True)
+class Source:
+    """What a Linear of a block reads: tokens after an adaLN, or what another Linear makes of them.
+
+    Attributes:
+        norm: the adaLN, in the block; its Linear gives shift and scale of the video first.
+        through: the Linear between, whose outputs attention averages; None where there is none.
+        gelu: the outputs go through a GELU instead.
+    """
+
+    norm: str
+    through: str | None = None
+    gelu: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelFamily:
     """One architecture with its published facts.
@@ -28,6 +43,7 @@ class ModelFamily:
         blocks: attribute path of the list of transformer blocks (native), `diffusers_blocks` there.
         linears: quantized Linears of a block.
         shared_input: Linears of a block that read one input and share one global scale.
+        sources: (Linear, what it reads), where that is known; the first of those that share it tells.
         modulation: adaLN Linears of a block, `top_modulation` those outside the blocks; never rotated.
         streams: parameters of the block's forward that it returns updated, in return order.
         block_renames, top_renames: key map from diffusers, inside and outside a block.
@@ -47,6 +63,7 @@ class ModelFamily:
     diffusers_blocks: str = "transformer_blocks"
     linears: tuple[str, ...] = ()
     shared_input: tuple[str, ...] = ()
+    sources: tuple[tuple[str, Source], ...] = ()
     modulation: tuple[str, ...] = ()
     top_modulation: tuple[str, ...] = ()
     streams: tuple[str, ...] = ("hidden_states", "encoder_hidden_states")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from .base import ModelFamily, Shape
+from .base import ModelFamily, Shape, Source
 
 _LINEARS = ("q", "k", "v", "attn_out", "ff_proj", "ff_out")
 
@@ -43,6 +43,12 @@ class CogVideoXFamily(ModelFamily):
     sample_size: tuple[int, int] | None = None
     linears: tuple[str, ...] = _LINEARS
     shared_input: tuple[str, ...] = ("q", "k", "v")
+    sources: tuple[tuple[str, Source], ...] = (
+        ("q", Source("norm1")),
+        ("attn_out", Source("norm1", "v")),
+        ("ff_proj", Source("norm2")),
+        ("ff_out", Source("norm2", "ff_proj", gelu=True)),
+    )
     modulation: tuple[str, ...] = ("norm1.linear", "norm2.linear")
     top_modulation: tuple[str, ...] = ("norm_out.linear",)
     block_renames: tuple[tuple[str, str], ...] = (

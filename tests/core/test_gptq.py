@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 from sixbit_diffusion.kernels import block_hadamard, dequantize_nvfp4, quantize_nvfp4
-from sixbit_diffusion.kernels.nvfp4 import decode_e2m1, encode_e2m1
+from sixbit_diffusion.kernels.nvfp4 import decode_e2m1, encode_e2m1, round_e2m1
 from sixbit_diffusion.sixbit_core.checkpoint import CheckpointError, open_checkpoint
 from sixbit_diffusion.sixbit_core.gptq import DAMPING, input_factor, round_by_inputs
 from sixbit_diffusion.sixbit_core.quantize import QuantizeConfig, quantize_checkpoint, quantize_group
@@ -40,6 +40,14 @@ def by_the_paper(weight, scale, global_scale, x):
         error = (w[:, j] - rounded[:, j]) / inverse[j, j]
         w[:, j:] -= error[:, None] * inverse[j, j:]
     return rounded.flip(1)
+
+
+def test_rounding_is_encoding_and_decoding():
+    values = torch.cat(
+        [gaussian(64, 64).flatten() * 4, torch.arange(-32, 33) / 4, torch.tensor([-0.0, 1e-40])]
+    )
+    rounded, decoded = round_e2m1(values), decode_e2m1(encode_e2m1(values))
+    assert torch.equal(rounded.view(torch.int32), decoded.view(torch.int32))
 
 
 @pytest.mark.parametrize("columns", [64, 272])
