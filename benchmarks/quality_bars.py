@@ -11,7 +11,8 @@ BITS, SHARE = "average_activation_bits", "skipped_fraction"
 EQUAL = {  # bar -> what it takes to be equal, and of which methods
     "router_vs_random": (BITS, (OUR_ROUTER, "random")),
     "router_vs_static": (BITS, (OUR_ROUTER, "static")),
-    "skip_vs_random_db": (SHARE, (OUR_SKIP, "random")),
+    "skip_vs_random_db": (SHARE, (OUR_SKIP, "random")),  # within the same limits
+    "skip_vs_random_anywhere_db": (SHARE, (OUR_SKIP, "random anywhere")),
     "skip_vs_fewer_steps_db": (SHARE, (OUR_SKIP, table.FEWER)),
     "skip_vs_step_cache_db": (SHARE, (OUR_SKIP, table.EASY, table.TEA)),
 }
@@ -55,6 +56,7 @@ def skips(rows: Rows) -> Bars:
     return {
         "skip_alone_db": interval([row[OUR_SKIP]["psnr_db"] for row in rows])["mean"],
         "skip_vs_random_db": against("random"),
+        "skip_vs_random_anywhere_db": against("random anywhere"),
         "skip_vs_fewer_steps_db": against(table.FEWER),
         "skip_vs_step_cache_db": min(against(table.EASY), against(table.TEA)),
     }

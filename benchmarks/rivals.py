@@ -11,9 +11,10 @@
                   linear by itself                           Zhao et al. 2024, arXiv 2406.02540
 
 Activations are INT8 or NVFP4, one scale a row, measured as they come. Weights are NVFP4 with the pack's
-rounding for all, or as the papers have them: INT4, symmetric, one scale a row, rounded to nearest. What is
-left out of the papers: QuaRot's GPTQ and its rotations inside attention, ViDiT-Q's mixed precision. max|x|
-is that of the sample inputs of a calibration. Rounding is emulated in float32: this measures quality alone.
+rounding for all, its scales and by its moments of the inputs as a paper moves them; or as the papers have
+them: INT4, symmetric, one scale a row, rounded to nearest. What is left out of the papers: QuaRot's GPTQ and
+its rotations inside attention, ViDiT-Q's mixed precision. max|x| is that of the sample inputs of a
+calibration. Rounding is emulated in float32: this measures quality alone.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,14 +26,18 @@ from sixbit_diffusion.engine.calibrate import full_weights
 from sixbit_diffusion.engine.settings import RunSettings
 from sixbit_diffusion.kernels import dequantize_nvfp4, quantize_int8, quantize_nvfp4
 from sixbit_diffusion.sixbit_core.config import DMPQConfig
+from sixbit_diffusion.sixbit_core.gptq import moment_factor, round_by_inputs
+from sixbit_diffusion.sixbit_core.input_moments import linear_moments
 from sixbit_diffusion.sixbit_core.layout import BlockLayout, linear_name
 from sixbit_diffusion.sixbit_core.plan import INPUT_OF
 from sixbit_diffusion.sixbit_core.quantized import QuantizedWeight
 from sixbit_diffusion.sixbit_core.run import RunState
+from sixbit_diffusion.sixbit_core.time_embedding import time_inputs
 
 ALPHA = 0.5
 _SMALLEST = 1e-5  # of a channel's maximum, as in SmoothQuant's code
 Maxima = Callable[[str], torch.Tensor]  # native name of a linear -> (K,) max|x| of its input
+Moments = Callable[[str], torch.Tensor | None]  # the same -> `linear_moments`
 
 
 @dataclass(frozen=True)
@@ -107,25 +112,38 @@ class MakeRival:
     def __call__(self, bench: Bench, settings: RunSettings) -> RivalRun:
         layout = bench.model.layout
         if not self._linears:
-            self._linears = make_linears(self.recipe, layout, full_weights(bench.model), self.maxima)
+            checkpoint = bench.model.facts.checkpoint
+            embedded = time_inputs(checkpoint).to(bench.model.device)
+            self._linears = make_linears(
+                self.recipe,
+                layout,
+                full_weights(bench.model),
+                self.maxima,
+                lambda name: linear_moments(checkpoint, name, embedded),
+            )
         return RivalRun(layout, self.recipe.activations, self._linears)
 
 
 def make_linears(
-    recipe: Recipe, layout: BlockLayout, weight: Callable[[int, str], torch.Tensor], maxima: Maxima
+    recipe: Recipe,
+    layout: BlockLayout,
+    weight: Callable[[int, str], torch.Tensor],
+    maxima: Maxima,
+    moments: Moments,
 ) -> dict[str, RivalLinear]:
     """All linears of a model under a recipe, by native name.
 
     Args:
         weight: (block, kind) -> full-precision weight (N, K).
         maxima: of the inputs; asked only where the recipe scales.
+        moments: of the inputs; asked only where weights are NVFP4.
     """
     made = {}
     for name, block, kind in layout.linear_names():
         full = weight(block, kind).float()
         scale = rotation = None
+        source = INPUT_OF.get(kind, kind)
         if recipe.smooth:
-            source = INPUT_OF.get(kind, kind)
             together = [k for k in layout.names if INPUT_OF.get(k, k) == source] if recipe.shares else [kind]
             columns = [weight(block, k).float().abs().amax(0) for k in together]
             largest = maxima(linear_name(block, source)).to(full.device)
@@ -133,7 +151,12 @@ def make_linears(
         if recipe.rotate:
             rotation = rotation_matrix(full.shape[1]).to(full.device)
         turned = moved(full, None if scale is None else 1 / scale, rotation)
-        rounded = int4_rows(turned) if recipe.own_weights else nvfp4_weight(turned)
+        if recipe.own_weights:
+            rounded = int4_rows(turned)
+        else:
+            known = moments(linear_name(block, source))
+            known = None if known is None else moved_moments(known.to(full.device), scale, rotation)
+            rounded = nvfp4_weight(turned, known)
         made[name] = RivalLinear(scale, rotation, rounded, recipe.activations)
     return made
 
@@ -165,9 +188,23 @@ def int4_rows(weight: torch.Tensor) -> torch.Tensor:
     return (weight / step).round().clamp(-7, 7) * step
 
 
-def nvfp4_weight(weight: torch.Tensor) -> torch.Tensor:
-    """Rounded to NVFP4 as the pack's own weights are."""
-    return dequantize_nvfp4(*quantize_nvfp4(weight, "search"))
+def nvfp4_weight(weight: torch.Tensor, moments: torch.Tensor | None) -> torch.Tensor:
+    """Rounded to NVFP4 as the pack's own weights are, by moments (G, B, B) of what it multiplies."""
+    data, scale, global_scale = quantize_nvfp4(weight, "search")
+    if moments is not None:
+        data = round_by_inputs(weight, scale, global_scale, moment_factor(moments))
+    return dequantize_nvfp4(data, scale, global_scale)
+
+
+def moved_moments(
+    moments: torch.Tensor, scale: torch.Tensor | None, rotation: torch.Tensor | None
+) -> torch.Tensor:
+    """Diagonal blocks (G, B, B) of E[xxᵀ], of x as `moved`; larger ones where the rotation's are."""
+    whole = torch.block_diag(*moments)
+    whole = moved(moved(whole, scale, rotation).T, scale, rotation)
+    columns = len(whole)
+    size = moments.shape[1] if rotation is None else max(moments.shape[1], columns & -columns)
+    return torch.stack([whole[n : n + size, n : n + size] for n in range(0, columns, size)])
 
 
 def int8_rows(x: torch.Tensor) -> torch.Tensor:

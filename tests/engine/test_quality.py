@@ -28,6 +28,7 @@ MODULES += ("quality_calibrate", "quality_clips", "quality_measure", "quality_me
 MODULES += ("quality_bars", "quality_picture", "quality_pool", "quality_watch")
 X = torch.randn(40, 48, generator=torch.Generator().manual_seed(0)) * torch.logspace(-1, 1, 48)
 W = torch.randn(32, 48, generator=torch.Generator().manual_seed(1))
+MOMENTS = torch.stack([part.T @ part for part in X.split(16, dim=1)])
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +53,11 @@ def toy_linear(name: str):
     layout = BlockLayout(("q", "k", "ff"), ({kind: tuple(W.shape) for kind in ("q", "k", "ff")},))
     weights = {"q": W, "k": 4 * W, "ff": W}
     made = rivals.make_linears(
-        rivals.RECIPES[name], layout, lambda block, kind: weights[kind], lambda name: X.abs().amax(0)
+        rivals.RECIPES[name],
+        layout,
+        lambda block, kind: weights[kind],
+        lambda name: X.abs().amax(0),
+        lambda name: MOMENTS if name.endswith("q") else None,
     )
     return rivals, made
 
@@ -78,7 +83,16 @@ def test_rotations_are_hadamard_blocks_with_signs():
     assert (rotation != 0).sum() == 48 * 16 and set(rotation.abs().unique().tolist()) == {0.0, 0.25}
     assert len({bool(v) for v in rotation.sum(1) > 0}) == 2
     linear = made["blocks.0.q"]
-    torch.testing.assert_close(linear.weight, rivals.nvfp4_weight(W @ rotation))
+    moved = (X @ rotation).T @ (X @ rotation)
+    moments = torch.stack([moved[n : n + 16, n : n + 16] for n in range(0, 48, 16)])
+    torch.testing.assert_close(rivals.moved_moments(MOMENTS, None, rotation), moments, rtol=1e-4, atol=1e-2)
+    known = rivals.moved_moments(MOMENTS, None, rotation)
+    scaled = X / X.abs().amax(0)
+    found = rivals.moved_moments(MOMENTS, X.abs().amax(0), None)
+    torch.testing.assert_close(found[1], scaled[:, 16:32].T @ scaled[:, 16:32], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(linear.weight, rivals.nvfp4_weight(W @ rotation, known))
+    assert not torch.equal(linear.weight, rivals.nvfp4_weight(W @ rotation, None))
+    torch.testing.assert_close(made["blocks.0.ff"].weight, rivals.nvfp4_weight(W @ rotation, None))
     torch.testing.assert_close(linear(X), rivals.int8_rows(X @ rotation) @ linear.weight.T)
 
 
@@ -93,7 +107,7 @@ def test_viditq_scales_each_linear_and_rotates():
 def test_what_a_rival_moves_it_moves_back(monkeypatch):
     import rivals
 
-    monkeypatch.setattr(rivals, "nvfp4_weight", lambda weight: weight)
+    monkeypatch.setattr(rivals, "nvfp4_weight", lambda weight, moments: weight)
     monkeypatch.setattr(rivals, "int4_rows", lambda weight: weight)
     monkeypatch.setattr(rivals, "ROUNDINGS", {"int8": lambda x: x, "nvfp4": lambda x: x})
     for name in rivals.RECIPES:
