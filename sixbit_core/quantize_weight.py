@@ -103,19 +103,22 @@ def quantize_group(
     Raises:
         ValueError: as `quantize_linear`, and moments that are not finite.
     """
-    rounds = moments is not None and config.method == "search"
-
-    def encoded(size: int) -> list[QuantizedWeight]:
-        made = _encoded(weights, size, config, shared_global)
-        return _rounded(weights, made, moment_factor(_turned_moments(moments, size))) if rounds else made
-
-    size = hadamard_block_size(weights[0].shape[1]) if config.rotates else 0
-    group = encoded(size)
     if inputs is not None:
         inputs = inputs.to(weights[0].device, torch.float32)
-        if size > 1 and config.rotation == "auto":
-            group = min(group, encoded(0), key=lambda made: _w4a8_error(weights, made, inputs))
-    return _rounded_by_inputs(weights, group, inputs) if config.method == GPTQ else group
+
+    def made(size: int) -> list[QuantizedWeight]:
+        group = _encoded(weights, size, config, shared_global)
+        if config.method == GPTQ:
+            return _rounded_by_inputs(weights, group, inputs)
+        if config.method == "search" and moments is not None:
+            return _rounded(weights, group, moment_factor(_turned_moments(moments, size)))
+        return group
+
+    size = hadamard_block_size(weights[0].shape[1]) if config.rotates else 0
+    if size > 1 and config.rotation == "auto" and inputs is not None:
+        # Compared as they will be: rounding to nearest is worse where outliers are rotated, by inputs it is not.
+        return min(made(size), made(0), key=lambda group: _w4a8_error(weights, group, inputs))
+    return made(size)
 
 
 def output_errors(

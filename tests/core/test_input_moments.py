@@ -168,6 +168,7 @@ def test_rotation_is_chosen_of_what_is_rounded():
     moments = torch.diag_embed(scale.square().view(2, 128))
     assert quantize_linear(weight, SEARCH, inputs=x).hadamard == 0
     assert quantize_group([weight], SEARCH, inputs=x, moments=moments)[0].hadamard == 128
+    assert quantize_linear(weight, QuantizeConfig("gptq", calibrated=True), inputs=x).hadamard == 128
 
 
 @pytest.mark.parametrize("config", [QuantizeConfig("rtn"), QuantizeConfig("gptq", calibrated=True)])
