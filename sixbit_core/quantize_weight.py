@@ -116,7 +116,7 @@ def quantize_group(
 
     size = hadamard_block_size(weights[0].shape[1]) if config.rotates else 0
     if size > 1 and config.rotation == "auto" and inputs is not None:
-        # Compared as they will be: rounding to nearest is worse where outliers are rotated, by inputs it is not.
+        # As they will be: rounded to nearest, rotated outliers are worse; rounded by inputs, they are better.
         return min(made(size), made(0), key=lambda group: _w4a8_error(weights, group, inputs))
     return made(size)
 
