@@ -8,7 +8,8 @@ and go out as two tensors. scale, shift and gate are (B, 2, D): [:, 0] for the v
 Everything is computed in float32 and rounded once, but for factor = weight (1 + scale) and offset = bias (1 +
 scale) + shift, one of each per column, which are rounded to the type of x as well. The forms that quantize
 are, by definition, the same numbers, rounded to the type of x, then `hadamard_quantize_int8`; with `outliers`
-they also give the `magnitudes` of what is quantized, before its rotation: the parts of its `outlier_ratio`.
+they also give the `magnitudes` of what is quantized, before its rotation: the parts of its `outlier_ratio`,
+the sum before or after rounding to the type of x.
 """
 
 from __future__ import annotations

@@ -401,7 +401,7 @@ def row_tile(
     if dtype == torch.float32:  # sums and differences instead of a product take more registers
         return RowTile(max(1, 64 // chunks), 1, chunks, warps=16, stages=1, programs=1, ahead=False)
     third = THIRDS.get(capability[0], {}).get((prologue, outliers))
-    if third and block > 1 and 4 * width == 3 * chunks * COLUMNS:
+    if third and block > 1 and chunks >= 4 and 4 * width == 3 * chunks * COLUMNS:
         least, warps, stages, programs = third
         rows = max(1, least // (chunks // 4))
         return RowTile(rows, 3, chunks // 4, warps, stages, programs, ahead=False)

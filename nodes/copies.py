@@ -12,8 +12,10 @@ import folder_paths
 import torch
 
 from ..sixbit_core.checkpoint import Checkpoint, CheckpointError, open_checkpoint
-from ..sixbit_core.quantize import QuantizeConfig, planned_entries, quantize_checkpoint, quantize_linear
+from ..sixbit_core.input_moments import linear_moments
+from ..sixbit_core.quantize import QuantizeConfig, planned_entries, quantize_checkpoint, quantize_group
 from ..sixbit_core.quantized import ROTATED_FORMAT
+from ..sixbit_core.time_embedding import time_inputs
 from .files import quantized_copy
 
 _TRIED_ROWS = 256  # of one layer, quantized to time this machine
@@ -102,9 +104,11 @@ def _minutes(checkpoint: Checkpoint, config: QuantizeConfig, device: torch.devic
     """How long the copy will take: some rows of one layer are quantized and timed, the second time round."""
     layer = checkpoint.family.block_layers()[0]
     rows = checkpoint.tensor(f"{layer}.weight")[:_TRIED_ROWS].to(device)
+    known = config.method == "search"
+    moments = linear_moments(checkpoint, layer, time_inputs(checkpoint).to(device)) if known else None
     for _ in range(2):  # the first may compile
         begin = time.perf_counter()
-        quantize_linear(rows, config).global_scale.item()
+        quantize_group([rows], config, moments=moments)[0].global_scale.item()
         seconds = time.perf_counter() - begin
     values = sum(math.prod(shape) for shape in checkpoint.shapes.values())
     return seconds * values / rows.numel() / 60

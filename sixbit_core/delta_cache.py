@@ -172,18 +172,38 @@ class _Entry:
     rounding: torch.Tensor | None  # (1,) relative error of the payload, on the device; None if exact
 
 
-class DeltaCache:
-    """Residuals of `blocks` transformer blocks for one sampling run, by block and stream."""
+@dataclass(frozen=True)
+class _Begun:
+    """A span whose blocks are being computed one after the other.
 
-    def __init__(self, location: str, blocks: int) -> None:
+    Attributes:
+        next: the block that must come next.
+        inp: what the first block got.
+        last: `_identity` of what the last one gave.
+    """
+
+    evaluation: int
+    next: int
+    inp: Pair
+    last: tuple[object, ...]
+
+
+class DeltaCache:
+    """Residuals of `blocks` transformer blocks for one sampling run, by block and stream.
+
+    Without `sums` no sum over a span is kept or used, wherever Δ waits.
+    """
+
+    def __init__(self, location: str, blocks: int, sums: bool = True) -> None:
         self.location, self.blocks = resolve_location(location), blocks
         self._codec = CODECS[self.location]
+        self._sums = sums and self._codec.away
         self.reset()
 
     def reset(self) -> None:
         """Forget every residual. The only place that names the fields."""
         self._entries: dict[tuple[int, Stream], _Entry] = {}  # a span is under -1 minus its first block
-        self._begun: dict[Stream, tuple[int, Pair]] = {}  # first block of a span, and what it got
+        self._begun: dict[Stream, _Begun] = {}
         self._together = [False] * self.blocks  # blocks that are skipped with all of their span
         self._courier = Courier()
         self.bytes = 0
@@ -203,7 +223,8 @@ class DeltaCache:
         """Say that all blocks will be asked about these streams, block by block, and which are skipped."""
         if not self._codec.away:
             return
-        self._together = [all(skips[n] for n in self._span(block)) for block in range(self.blocks)]
+        if self._sums:
+            self._together = [all(skips[n] for n in self._span(block)) for block in range(self.blocks)]
         places = ((block, stream) for block in range(self.blocks) for stream in streams)
         self._courier.expect(key for place in places if (key := self._key(*place)) is not None)
 
@@ -243,25 +264,28 @@ class DeltaCache:
             inp, out: (video (N, D), text (T, D)) of one stream before and after the block.
         """
         self._keep_difference((block, stream), evaluation, inp, out)
-        if not self._codec.away:
+        if not self._sums:
             return
         span = self._span(block)
+        begun = self._begun.pop(stream, None)
         if block == span[0]:
-            self._begun[stream] = block, inp
+            begun = _Begun(evaluation, block, inp, _identity(inp))
+        if begun is None or (begun.evaluation, begun.next, begun.last) != (evaluation, block, _identity(inp)):
+            return  # not every block of the span, or something changed what one gave before the next got it
         if block == span[-1]:
-            first, begun = self._begun.pop(stream, (-1, inp))
-            made = {self._entries[n, stream].evaluation for n in span if (n, stream) in self._entries}
-            if first == span[0] and made == {evaluation}:
-                self._keep_difference((-1 - first, stream), evaluation, begun, out)
+            self._keep_difference((-1 - span[0], stream), evaluation, begun.inp, out)
+        else:
+            self._begun[stream] = replace(begun, next=block + 1, last=_identity(out))
 
     def _keep_difference(self, key: tuple[int, Stream], evaluation: int, inp: Pair, out: Pair) -> None:
+        """Keep out − inp under a block or, whose changes nobody asks for, a span."""
         video, text = inp
         delta = video.new_empty((video.shape[0] + text.shape[0], video.shape[1]))
         torch.sub(out[0], video, out=delta[: video.shape[0]])
         torch.sub(out[1], text, out=delta[video.shape[0] :])
         payload = self._codec.encode(delta)
         rounding = None
-        if not self._codec.exact:
+        if not self._codec.exact and key[0] >= 0:
             kept = self._codec.decode(payload, video.dtype)[: video.shape[0]]
             rounding = block_measures(video[None], out[0][None], kept[None])[0, 1:]
         self._forget(key)
@@ -290,9 +314,12 @@ class DeltaCache:
 
         Raises:
             KeyError: if none is kept.
+            ValueError: for another scale of a sum.
         """
-        self._begun.pop(stream, None)
+        self._begun.pop(stream, None)  # what a span began with is not needed any more
         key = self._key(block, stream)
+        if scale != 1.0 and (key is None or key[0] < 0):
+            raise ValueError("a sum of residuals cannot be scaled: make the cache without sums")
         if key is None:
             pairs = zip((video, text), out, strict=True)
             return tuple(x if place is None else place.copy_(x) for x, place in pairs)
@@ -345,6 +372,12 @@ class DeltaCache:
         entry = self._entries.pop(key, None)
         if entry is not None:
             self.bytes -= entry.bytes
+
+
+def _identity(pair: Pair) -> tuple[object, ...]:
+    """What two tensors share that are the same one. A change in place shows where PyTorch counts them: not in
+    inference mode."""
+    return tuple((x.data_ptr(), x.shape, x.dtype, None if x.is_inference() else x._version) for x in pair)
 
 
 def _shape(video: torch.Tensor, text: torch.Tensor) -> Shape:

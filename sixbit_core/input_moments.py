@@ -13,7 +13,8 @@ LayerNorm, those of the video tokens, and every expectation also over timesteps:
                     W diag(E f²) Wᵀ has; gelu(h) = Σ aₙ heₙ, orthonormal Hermite polynomials
                     R = E a₀a₀ᵀ + a₁a₁ᵀ∘ρ + a₂a₂ᵀ∘ρ∘ρ, on its diagonal the second moment itself
 
-The last is Mehler's formula to the second order, aₙ by Gauss-Hermite quadrature. Only blocks on the diagonal
+The last is Mehler's formula to the second order, aₙ by Gauss-Hermite quadrature; a₁ and a₂ are means over
+timesteps before they are multiplied. Only blocks on the diagonal
 of R are made, each of whole blocks of the rotation H, so that H R H has the same. After a norm they are those
 of the rotation, since little but single channels counts there; where another linear stands between, the
 channels vary in fewer directions than there are channels, which large blocks show. What each linear reads a

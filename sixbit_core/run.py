@@ -95,7 +95,9 @@ class RunState:
         self._memory = [BlockMemory() for _ in range(self.layout.blocks)]
         self._plans: list[BlockPlan] = []
         self._observer = Observer()
-        self._deltas = DeltaCache(self.cache.location, self.layout.blocks) if self.cache is not None else None
+        self._deltas = None
+        if self.cache is not None:  # what is scaled block by block has no sum
+            self._deltas = DeltaCache(self.cache.location, self.layout.blocks, sums=not self._fits)
         self._ledger = Ledger(self.layout)
         self._block: int | None = None  # whose compute is running
         self._rows: tuple[int, ...] = ()  # batch rows that it runs for
@@ -131,7 +133,7 @@ class RunState:
         self._streams = tuple(streams)
         self._ledger.saw_streams(len(self._seen))
         if self._deltas is not None:
-            self._deltas.expect(self._streams, [plan.skip and not self._fits for plan in self._plans])
+            self._deltas.expect(self._streams, [plan.skip for plan in self._plans])
 
     def linear(
         self,

@@ -37,11 +37,11 @@ def test_apply_restores_the_residual_and_leaves_the_input_alone(location):
 @pytest.mark.parametrize("location", [*LOCATIONS, "auto"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_predicted_bytes_are_the_actual_ones(location, dtype):
-    cache = DeltaCache(location, 3)
+    cache, states = DeltaCache(location, 3), [pair(n, dtype=dtype) for n in range(4)]
     for _ in range(2):  # storing again replaces
         for block in range(3):
             for item in range(2):
-                cache.store(block, ("cond", item), 0, pair(0, dtype=dtype), pair(1, dtype=dtype))
+                cache.store(block, ("cond", item), 0, states[block], states[block + 1])
     assert cache.bytes == cache.peak_bytes == bytes_needed(location, 17, 64, 3, 2, dtype)
     cache.keep([("cond", 1)])
     assert cache.bytes == bytes_needed(location, 17, 64, 3, 1, dtype)
@@ -71,7 +71,7 @@ def test_host_memory_holds_what_the_gpu_would_in_int8():
 def steps_of(cache: DeltaCache, blocks: range, evaluation: int, seed: int) -> list[tuple[torch.Tensor, ...]]:
     """Hidden states before, between and after blocks that are computed one after the other."""
     states = [pair(seed)]
-    for block in blocks:
+    for block in blocks:  # as a model passes them on: what a block gave is what the next gets
         states.append(tuple(x + y for x, y in zip(states[-1], pair(seed + block + 1), strict=True)))
         cache.store(block, STREAM, evaluation, *states[-2:])
     return states
@@ -105,6 +105,32 @@ def test_a_span_that_is_skipped_together_is_one_sum():
     assert answered(cache, blocks, [True] * len(blocks))[1] == 2
     cache.keep(())
     assert cache.bytes == 0
+
+
+def test_what_something_else_adds_between_blocks_is_in_no_sum():
+    blocks = range(SPAN)
+    cache, before = DeltaCache("host", SPAN), pair(0)
+    for block in blocks:
+        after = tuple(x + y for x, y in zip(before, pair(block + 1), strict=True))
+        cache.store(block, STREAM, 0, before, after)
+        if block == 2:
+            after[0].add_(100.0)  # in place, as a hook may
+        before = after
+    now, fetches = answered(cache, blocks, [True] * SPAN)
+    assert fetches == SPAN and (now[0] - pair(99)[0]).abs().max() < 50
+
+
+def test_residuals_that_are_scaled_have_no_sums():
+    blocks = range(SPAN)
+    cache = DeltaCache("host", SPAN, sums=False)
+    steps_of(cache, blocks, 0, seed=0)
+    assert answered(cache, blocks, [True] * SPAN)[1] == SPAN
+    summed = DeltaCache("host", SPAN)
+    steps_of(summed, blocks, 0, seed=0)
+    assert summed.bytes > cache.bytes
+    summed.expect([STREAM], [True] * SPAN)
+    with pytest.raises(ValueError, match="a sum of residuals cannot be scaled"):
+        summed.apply(0, STREAM, *pair(1), scale=2.0)
 
 
 def test_a_span_of_which_a_block_was_skipped_has_no_sum():

@@ -166,6 +166,23 @@ def test_a_scaled_residual_grows_as_calibration_saw():
     assert all(torch.equal(level[key][0], plain[key][0]) for key in plain)
 
 
+def test_sums_of_spans_are_kept_in_host_memory_but_not_of_scaled_residuals():
+    grows = known_blocks(magnitudes=tuple(1 + n / 50 for n in range(50)))
+
+    def sampled(location, scaled):
+        config = replace(FREE, threshold=9.0, max_skips=1, location=location, scaled=scaled)
+        run = RunState(LAYOUT, cache=config, predictor=grows)
+        return Toy(run).sample(5), run.report().cache_bytes
+
+    for scaled in (False, True):
+        (near, held), (away, there) = (sampled(location, scaled) for location in ("gpu-int8", "host"))
+        assert there == (held if scaled else held * 3 // 2)  # two blocks and their sum
+        for key in near:
+            for a, b in zip(near[key], away[key], strict=True):
+                torch.testing.assert_close(a, b, rtol=0.02, atol=0.02)
+                assert torch.equal(a, b) or not scaled
+
+
 def test_blocks_in_groups_skip_together():
     def choices(group, changes=(0.2, 0.4), **config):
         layout = BlockLayout(LAYOUT.names, (SHAPES,) * 4)

@@ -328,7 +328,8 @@ def the_cache_goes_where_there_is_room() -> list[str]:
     plain = int(required[-1])
     reserved = [int(needed) - plain for needed in required[:-1]]
     residuals = 2 * model.model.plan.config["num_layers"]
-    slots = pack("sixbit_core.courier").bytes_on_device(seen.cache_bytes // residuals)
+    kept = seen.cache_bytes // (residuals + 2)  # with a sum for each stream, of a span that holds all blocks
+    slots = pack("sixbit_core.courier").bytes_on_device(kept) + 2 * full // residuals
     if not (reserved[0] == reserved[1] >= full and 0 < reserved[2] < 0.6 * reserved[0]):
         bad.append(f"reserved {reserved} of {full}")
     if not slots <= reserved[4] <= 1.2 * slots:
