@@ -35,7 +35,7 @@ class SixBitQuantize(io.ComfyNode):
                     "method",
                     options=list(METHODS),
                     default="search",
-                    tooltip="search: best scales, values rounded by what a layer reads. rtn: nearest, quicker.",
+                    tooltip="search: best scales, values rounded by what layers read. rtn: nearest, quicker.",
                 ),
                 io.Combo.Input(
                     "rotation",
