@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 try:
+    import triton as _triton  # noqa: F401
     import triton.knobs as _knobs  # noqa: F401  (only to see whether they are there)
     import triton.tools.tensor_descriptor as _descriptors  # noqa: F401
 except ModuleNotFoundError as error:
