@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-AHEAD_BYTES = 128 * 2**20  # of tensors fetched before they are asked for: a block of the 5B with guidance
+AHEAD_BYTES = 128 * 2**20  # fetched before it is asked for: a block of the 5B with guidance
 MOST_AHEAD = 8
 FEWEST_AHEAD = 2
 OUTGOING = 2
