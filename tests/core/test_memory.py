@@ -44,7 +44,7 @@ def test_few_tokens_go_together():
 @pytest.mark.parametrize("config, width, blocks", [("5b", 3072, 42), ("2b", 1920, 30)])
 @pytest.mark.parametrize("location", ["gpu", "host"])
 def test_measured_peaks_are_foreseen(config, width, blocks, location, monkeypatch):
-    """Loops on an H200 whose refreshes left INT8 nowhere; in host memory before sums of spans were kept, and with
+    """Loops on an H200 whose refreshes left INT8 nowhere; in host memory before sums of spans were kept, with
     twice as much on its way."""
     monkeypatch.setattr(courier, "AHEAD_BYTES", 256 * 2**20)
     found = json.loads((RESULTS / f"memory-{config}.json").read_text(encoding="utf-8"))
