@@ -179,12 +179,14 @@ class _Begun:
     Attributes:
         next: the block that must come next.
         inp: what the first block got.
-        last: `_identity` of what the last one gave.
+        out: what the last one gave, held so that nothing else comes to lie there.
+        last: its `_identity` then.
     """
 
     evaluation: int
     next: int
     inp: Pair
+    out: Pair
     last: tuple[object, ...]
 
 
@@ -269,13 +271,13 @@ class DeltaCache:
         span = self._span(block)
         begun = self._begun.pop(stream, None)
         if block == span[0]:
-            begun = _Begun(evaluation, block, inp, _identity(inp))
+            begun = _Begun(evaluation, block, inp, inp, _identity(inp))
         if begun is None or (begun.evaluation, begun.next, begun.last) != (evaluation, block, _identity(inp)):
             return  # not every block of the span, or something changed what one gave before the next got it
         if block == span[-1]:
             self._keep_difference((-1 - span[0], stream), evaluation, begun.inp, out)
         else:
-            self._begun[stream] = replace(begun, next=block + 1, last=_identity(out))
+            self._begun[stream] = replace(begun, next=block + 1, out=out, last=_identity(out))
 
     def _keep_difference(self, key: tuple[int, Stream], evaluation: int, inp: Pair, out: Pair) -> None:
         """Keep out − inp under a block or, whose changes nobody asks for, a span."""
