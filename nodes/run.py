@@ -33,7 +33,7 @@ from .reserve import reserved, running
 from .sampling import sampling_beside
 from .settings import Entry, Settings, mark_of, settings_in
 from .status import status_line
-from .swap import deciding, layout
+from .swap import deciding, hooked, layout
 
 RUN = "sixbit_run"
 _STEP_CACHE = "easycache"  # of the host, Lazy or not
@@ -136,7 +136,8 @@ def _deciding(
     blocks = block_memory(patcher, options, settings.dmpq, cached, compiler is not None, text)
     demand = demand_of(patcher, noise.shape, evaluated(guider), blocks)
     cache = _placed(settings.cache, demand, patcher)
-    state = RunState(layout(patcher.model.diffusion_model.blocks), settings.dmpq, cache, settings.predictor)
+    modules = patcher.model.diffusion_model.blocks
+    state = RunState(layout(modules), settings.dmpq, cache, settings.predictor, sums=not hooked(modules))
     if state.note:
         logging.info(f"6Bit: {state.note}")
     if line := _unlike_calibration(state, settings.predictor, guider, noise.shape, sampler, sigmas):

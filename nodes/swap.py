@@ -10,7 +10,7 @@ anew for each. Blocks whose Linears the run leaves alone are compiled one by one
 asked.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
@@ -90,6 +90,11 @@ def _is_ours(block: nn.Module) -> bool:
     return all(isinstance(getattr(block, kind), QuantizedLinear) for kind in KINDS) and all(
         _is_plain(module) for name, module in block.named_modules() if name not in _CALLED
     )
+
+
+def hooked(blocks: Iterable[nn.Module]) -> bool:
+    """Whether somebody may change what a block gives before the next one gets it."""
+    return any(block._forward_hooks or block._forward_pre_hooks for block in blocks)
 
 
 def _is_plain(module: nn.Module) -> bool:

@@ -378,7 +378,7 @@ class DeltaCache:
 
 def _identity(pair: Pair) -> tuple[object, ...]:
     """What two tensors share that are the same one. A change in place shows where PyTorch counts them: not in
-    inference mode."""
+    inference mode, where a caller who expects any makes the cache without sums."""
     return tuple((x.data_ptr(), x.shape, x.dtype, None if x.is_inference() else x._version) for x in pair)
 
 

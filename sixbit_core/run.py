@@ -46,6 +46,8 @@ class RunState:
         dmpq: activation formats, None leaves the linears in the model's own precision.
         cache: skipping, None never skips.
         predictor: the model's calibration, for the routers and limits that need one.
+        sums: whether every block gets what the one before gave; where something may change that in place, no
+            sum of residuals is kept.
 
     Raises:
         ValueError: for an unknown router or policy, a router without its predictor, or a predictor of
@@ -58,8 +60,10 @@ class RunState:
         dmpq: DMPQConfig | None = None,
         cache: DeltaCacheConfig | None = None,
         predictor: Predictor | None = None,
+        sums: bool = True,
     ) -> None:
         self.layout, self.cache, self.note = layout, cache, None
+        self._sums = sums
         self._tolerances: tuple[float, ...] | None = None
         self._fits: tuple[BlockFit, ...] = ()
         self._untouched = dict.fromkeys(layout.names, "bf16")
@@ -97,7 +101,7 @@ class RunState:
         self._observer = Observer()
         self._deltas = None
         if self.cache is not None:  # what is scaled block by block has no sum
-            self._deltas = DeltaCache(self.cache.location, self.layout.blocks, sums=not self._fits)
+            self._deltas = DeltaCache(self.cache.location, self.layout.blocks, self._sums and not self._fits)
         self._ledger = Ledger(self.layout)
         self._block: int | None = None  # whose compute is running
         self._rows: tuple[int, ...] = ()  # batch rows that it runs for

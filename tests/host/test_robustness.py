@@ -17,6 +17,7 @@ NO_FAULTS = (
     "conditionings_may_come_and_go",
     "every_gpu_gets_a_path",
     "the_cache_goes_where_there_is_room",
+    "what_a_hook_adds_in_place_is_added_once",
     "too_little_host_memory_is_said_before",
     "sizes_are_those_of_the_tensors",
     "nothing_of_a_run_lives_on",

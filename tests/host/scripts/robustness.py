@@ -340,6 +340,25 @@ def the_cache_goes_where_there_is_room() -> list[str]:
 
 
 @check
+def what_a_hook_adds_in_place_is_added_once() -> list[str]:
+    """Between two blocks, in inference mode, where nothing counts changes: in no sum of residuals."""
+    model, clips = load(), []
+    blocks = model.model.diffusion_model.blocks
+
+    def add(module: object, args: object, out: tuple) -> None:
+        out[0].add_(0.5)
+
+    hooks = [block.register_forward_hook(add) for block in blocks]
+    try:
+        for place in ("gpu-int8", "host"):
+            clips.append(sample(cached(model, cache_location=place)))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [] if equal(*clips) else [f"host memory gives {float((clips[0] - clips[1]).abs().max())} more"]
+
+
+@check
 def too_little_host_memory_is_said_before() -> list[str]:
     model, own = load(), comfy.model_management.get_free_memory
     comfy.model_management.get_free_memory = lambda dev=None, torch_free_too=False: (
