@@ -16,7 +16,7 @@ from sixbit_diffusion.engine.schedule import Evaluation
 from sixbit_diffusion.kernels import block_hadamard, hadamard_block_size, quantize_nvfp4, use_backend
 from sixbit_diffusion.sixbit_core.block import block_forward
 from sixbit_diffusion.sixbit_core.config import DeltaCacheConfig, DMPQConfig
-from sixbit_diffusion.sixbit_core.delta_cache import bytes_on_gpu
+from sixbit_diffusion.sixbit_core.delta_codecs import bytes_on_gpu
 from sixbit_diffusion.sixbit_core.families.cogvideox import PUBLISHED, CogVideoXFamily
 from sixbit_diffusion.sixbit_core.layout import BlockLayout
 from sixbit_diffusion.sixbit_core.memory import sampling_bytes

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..sixbit_core.delta_cache import bytes_in_host_memory, bytes_needed, resolve_location
+from ..sixbit_core.delta_codecs import bytes_in_host_memory, bytes_needed, resolve_location
 from ..sixbit_core.report import RunReport
 from ..sixbit_core.run import RunState
 from .attach import CONDITIONINGS, attached

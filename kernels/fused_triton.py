@@ -20,7 +20,8 @@ from .fused import (
     norm_modulate_int8,
 )
 from .measures_triton import finish_magnitudes
-from .rows_triton import GELU, NORM, launch_rows, padded_width
+from .row_tiles import GELU, NORM, padded_width
+from .rows_triton import launch_rows
 from .support_triton import on_device, supported
 
 COEFFICIENTS = 1024  # columns of a program

@@ -10,7 +10,6 @@ rounded by an addition (`formats_triton.int8_of_product`), and the factor of the
 Offsets inside a tile are int32: as int64 they take registers and time.
 """
 
-from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -28,41 +27,11 @@ from .formats_triton import (
 from .gemm_triton import capability_of
 from .hadamard import hadamard_quantize_int8
 from .int8 import quantize_int8
+from .row_tiles import COLUMNS, PLAIN, RowTile, row_tiles
 from .support_triton import on_device, product_dtype, rows_contiguous, supported
 from .tuner import fastest
 
-COLUMNS = 128  # of a chunk: the largest rotation
-PLAIN, GELU, NORM = 0, 1, 2  # what is done to a row first
 LARGEST_STRIDE = 1 << 23  # offsets inside a tile are int32
-
-
-@dataclass(frozen=True)
-class RowTile:
-    """How rows are cut up: `rows` of `parts` times `chunks` a tile. `stages` are tiles on their way at a time
-    in shared memory, or one is `ahead` in registers; `programs` run on each multiprocessor."""
-
-    rows: int
-    parts: int
-    chunks: int
-    warps: int
-    stages: int
-    programs: int
-    ahead: bool
-
-    @property
-    def group(self) -> int:
-        """Chunks that all threads hold at a time, four a warp; a multiple of the rows, at most all chunks."""
-        return min(max(4 * self.warps, self.rows), self.rows * self.chunks)
-
-
-# (chunks of a tile, warps, stages, programs) by major compute capability. One stage: the next tile comes
-# straight into registers, since in shared memory the coefficients of rows that are normalized would come too.
-LAUNCH = {9: {PLAIN: (128, 4, 2, 4), GELU: (128, 4, 3, 2), NORM: (64, 4, 1, 6)}}
-MEASURED = {9: {**LAUNCH[9], GELU: (128, 4, 2, 2)}}  # where outliers are measured: sums take registers
-# The same of a part, for rows in three parts, where that is faster: by what is done first, measured or not.
-THIRDS = {9: {(PLAIN, False): (32, 4, 3, 2), (GELU, True): (32, 4, 3, 2)}}
-OTHER_PROGRAMS = (1, 2, 3, 4, 6)  # timed beside the table's on other GPUs; anything else would change sums
-SMALL_LAUNCH = {PLAIN: (64, 8, 2, 2), GELU: (128, 8, 1, 2), NORM: (128, 8, 1, 2)}
 
 
 @triton.jit
@@ -365,56 +334,6 @@ def launch_rows(
     name = f"rows {prologue} {str(video.dtype).removeprefix('torch.')}" + " int8" * (scale is not None)
     launch(fastest(name, (batch * (text.shape[1] + tokens), width), tiles, launch, video))
     return partial
-
-
-@cache
-def row_tiles(
-    width: int,
-    dtype: torch.dtype,
-    prologue: int,
-    capability: tuple[int, int],
-    block: int,
-    outliers: bool = False,
-) -> tuple[RowTile, ...]:
-    """Tiles that may be timed, the table's first; it alone where it was measured.
-
-    They differ in the number of programs, which decides who computes a row, not how.
-    """
-    tile = row_tile(width, dtype, prologue, capability, block, outliers)
-    if capability[0] in LAUNCH:
-        return (tile,)
-    return (tile, *(replace(tile, programs=n) for n in OTHER_PROGRAMS if n != tile.programs))
-
-
-def row_tile(
-    width: int,
-    dtype: torch.dtype,
-    prologue: int,
-    capability: tuple[int, int],
-    block: int,
-    outliers: bool = False,
-) -> RowTile:
-    """How rows of `width` values, rotated in blocks of `block`, are cut up on GPUs of this capability."""
-    table = MEASURED if outliers else LAUNCH
-    least, warps, stages, programs = table.get(capability[0], SMALL_LAUNCH)[prologue]
-    chunks = padded_width(width) // COLUMNS
-    if dtype == torch.float32:  # sums and differences instead of a product take more registers
-        return RowTile(max(1, 64 // chunks), 1, chunks, warps=16, stages=1, programs=1, ahead=False)
-    third = THIRDS.get(capability[0], {}).get((prologue, outliers))
-    if third and block > 1 and chunks >= 4 and 4 * width == 3 * chunks * COLUMNS:
-        least, warps, stages, programs = third
-        rows = max(1, least // (chunks // 4))
-        return RowTile(rows, 3, chunks // 4, warps, stages, programs, ahead=False)
-    rows = max(1, least // chunks)
-    if prologue == PLAIN and block <= 1:  # without a product, values stay as they were loaded: more registers
-        warps *= 2
-    warps = min(16, warps * (rows * chunks // least))
-    return RowTile(rows, 1, chunks, warps, stages, programs, ahead=stages == 1)
-
-
-def padded_width(width: int) -> int:
-    """Columns of a row as tiles hold it."""
-    return triton.next_power_of_2(triton.cdiv(width, COLUMNS)) * COLUMNS
 
 
 def multiprocessors(x: torch.Tensor) -> int:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..sixbit_core.delta_cache import bytes_in_host_memory, bytes_needed, bytes_on_gpu, resolve_location
+from ..sixbit_core.delta_codecs import bytes_in_host_memory, bytes_needed, bytes_on_gpu, resolve_location
 from ..sixbit_core.memory import FULL, sampling_bytes
 
 HOST_HELD = 1

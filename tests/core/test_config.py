@@ -6,7 +6,7 @@ from sixbit_diffusion.sixbit_core.config import (
     DMPQConfig,
     override,
 )
-from sixbit_diffusion.sixbit_core.delta_cache import CODECS
+from sixbit_diffusion.sixbit_core.delta_codecs import CODECS
 from sixbit_diffusion.sixbit_core.router import AUTO, ROUTERS
 from sixbit_diffusion.sixbit_core.skip import SKIP_POLICIES
 

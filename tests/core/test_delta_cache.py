@@ -1,12 +1,7 @@
 import pytest
 import torch
-from sixbit_diffusion.sixbit_core.delta_cache import (
-    CODECS,
-    SPAN,
-    DeltaCache,
-    bytes_needed,
-    resolve_location,
-)
+from sixbit_diffusion.sixbit_core.delta_cache import DeltaCache
+from sixbit_diffusion.sixbit_core.delta_codecs import CODECS, SPAN, bytes_needed, resolve_location
 
 STREAM = ("cond", 0)
 LOCATIONS = sorted(CODECS)

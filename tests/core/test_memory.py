@@ -6,7 +6,7 @@ import torch
 from sixbit_diffusion.sixbit_core import courier
 from sixbit_diffusion.sixbit_core.block import PIECE
 from sixbit_diffusion.sixbit_core.config import DMPQConfig
-from sixbit_diffusion.sixbit_core.delta_cache import bytes_on_gpu
+from sixbit_diffusion.sixbit_core.delta_codecs import bytes_on_gpu
 from sixbit_diffusion.sixbit_core.memory import FULL, INT8, formats_of, sampling_bytes
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"

@@ -150,8 +150,8 @@ def row_jobs(dtype: str) -> Iterator[Job]:
 
 def whole_row_jobs(dtype: str, capability: tuple[int, int]) -> Iterator[Job]:
     """The passes over whole rows, at the widths of CogVideoX-5B; the fullest in every type."""
-    from sixbit_diffusion.kernels import rows_triton
-    from sixbit_diffusion.kernels.rows_triton import GELU, NORM, PLAIN
+    from sixbit_diffusion.kernels import row_tiles, rows_triton
+    from sixbit_diffusion.kernels.row_tiles import GELU, NORM, PLAIN
 
     torch_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
     cases = [
@@ -164,7 +164,7 @@ def whole_row_jobs(dtype: str, capability: tuple[int, int]) -> Iterator[Job]:
         ("norm_modulate", NORM, 3072, 1, False, False),
     ]
     for label, prologue, width, block, quantize, outliers in cases if dtype == "bf16" else cases[:3]:
-        tile = rows_triton.row_tile(width, torch_dtype, prologue, capability, block, outliers)
+        tile = row_tiles.row_tile(width, torch_dtype, prologue, capability, block, outliers)
         yield Job(
             f"{label} {dtype}",
             rows_triton.rows_kernel,
@@ -186,7 +186,7 @@ def whole_row_jobs(dtype: str, capability: tuple[int, int]) -> Iterator[Job]:
                 "ROWS": tile.rows,
                 "PARTS": tile.parts,
                 "CHUNKS": tile.chunks,
-                "COLUMNS": rows_triton.COLUMNS,
+                "COLUMNS": row_tiles.COLUMNS,
                 "GROUP": tile.group,
                 "PROLOGUE": prologue,
                 "QUANTIZE": quantize,

@@ -154,10 +154,10 @@ def test_twin_of_gelu(device, run_both, assert_codes_agree, make, case, dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_twin_of_gelu_in_three_parts(device, run_both, assert_codes_agree, make, monkeypatch, dtype):
     """As on Hopper where outliers are measured; rows that are no multiple of those of a tile."""
-    from sixbit_diffusion.kernels import rows_triton
+    from sixbit_diffusion.kernels import row_tiles, rows_triton
 
     monkeypatch.setattr(rows_triton, "capability_of", lambda x: (9, 0))
-    assert rows_triton.row_tile(768, dtype, rows_triton.GELU, (9, 0), 128, True).parts == 3
+    assert row_tiles.row_tile(768, dtype, row_tiles.GELU, (9, 0), 128, True).parts == 3
     x = make(2, 19, 768, dtype=dtype, device=device)
     exact = torch.nn.functional.gelu(x.float(), approximate="tanh").flatten(0, 1)
     expected, got = run_both(gelu_int8, x, 128, True)

@@ -73,11 +73,11 @@ def test_rows_in_three_parts_have_the_same_bits(
     device, run_both, assert_same, make, monkeypatch, rows, columns, dtype
 ):
     """As on Hopper, which is the only GPU that takes such tiles."""
-    from sixbit_diffusion.kernels import rows_triton
+    from sixbit_diffusion.kernels import row_tiles, rows_triton
 
     monkeypatch.setattr(rows_triton, "capability_of", lambda x: (9, 0))
     block = hadamard_block_size(columns)
-    tile = rows_triton.row_tile(columns, dtype, rows_triton.PLAIN, (9, 0), block)
+    tile = row_tiles.row_tile(columns, dtype, row_tiles.PLAIN, (9, 0), block)
     assert tile.parts == (3 if columns >= 384 else 1)  # too narrow to be cut
     x = make(rows, columns, dtype=dtype, device=device, integers=True)
     x[1, columns // 2], x[2, 7] = torch.nan, torch.inf

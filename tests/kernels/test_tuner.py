@@ -250,6 +250,6 @@ def test_on_a_gpu_tiles_are_timed_and_kept(monkeypatch, tmp_path, make):
 
 def test_a_measured_table_is_not_timed():
     gemm = pytest.importorskip("sixbit_diffusion.kernels.gemm_triton")
-    from sixbit_diffusion.kernels.rows_triton import row_tiles
+    from sixbit_diffusion.kernels.row_tiles import row_tiles
 
     assert len(gemm.int8_tiles((9, 0))) == len(row_tiles(3072, torch.bfloat16, 0, (9, 0), 128)) == 1
